@@ -1,0 +1,64 @@
+"""What a load did: bytes and seconds, per stage and per rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did.
+
+    `bytes_planned` and `bytes_read` count every byte taken out of files, `bytes_repeated` those of them that another rank
+    of the node takes as well (served by the page cache); `bytes_by_call` went through read calls and `bytes_mapped` were copied
+    out of the shared mapping. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
+    bytes, shared file pages included. `counters` holds what transforms counted, for example `overflow`.
+    """
+
+    rank: int
+    seconds: dict[str, float]
+    bytes_planned: int
+    bytes_read: int
+    bytes_repeated: int
+    bytes_by_call: int
+    bytes_mapped: int
+    bytes_arena: int
+    peak_rss: int
+    counters: dict[str, int] = {}
+
+    def line(self) -> str:
+        """Return one parseable line of `key=value` pairs: rank, bytes, seconds, MB/s and peak RSS."""
+        load = self.seconds.get("load", 0.0)
+        rate = self.bytes_read / load / 1e6 if load else 0.0
+        return (
+            f"loadmaster rank={self.rank} bytes={self.bytes_read} seconds={load:.3f} "
+            f"mb_per_s={rate:.1f} peak_rss_mb={self.peak_rss / 1e6:.1f}"
+        )
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load did in total. `seconds` has the wall time of every stage as the host saw it, `total` among them."""
+
+    digest: str
+    seconds: dict[str, float]
+    bytes_planned: int
+    bytes_read: int
+    bytes_unique: int
+    ranks: tuple[RankReport, ...]
+    notices: tuple[str, ...] = ()
+
+    @property
+    def amplification(self) -> float:
+        """Bytes brought into the node over unique bytes: 1.0 when nothing was read twice."""
+        charged = sum(rank.bytes_read - rank.bytes_repeated for rank in self.ranks)
+        return charged / self.bytes_unique if self.bytes_unique else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain["amplification"] = self.amplification
+        return plain
+
+    def __str__(self) -> str:
+        return "\n".join(rank.line() for rank in self.ranks)

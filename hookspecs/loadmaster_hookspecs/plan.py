@@ -1,0 +1,175 @@
+"""The load plan: pure data that says which bytes of which file go to which offset of which arena, for every rank.
+
+Offsets, runs and strides are bytes. A plan holds no callable and no path: it can be printed, compared, stored, sent to a
+worker and replayed for one rank. `digest` covers everything that decides the loaded bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from loadmaster_hookspecs.findings import Finding, Ignored
+from loadmaster_hookspecs.formats import FileRef
+from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.sharding import ModulePlacement
+
+PLAN_VERSION = 1
+
+ReadVia = Literal["direct", "gathered"]
+"""How bytes travel: `direct` reads a contiguous range into the arena; `gathered` copies strided runs out of the shared file
+mapping, so that the page cache fetches each byte from storage once per node."""
+
+ReadMode = Literal["auto", "direct", "gathered"]
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """A strided set of byte runs: `run` bytes at `offset`, repeated by every `(count, stride)` of `steps`, outermost first."""
+
+    offset: int
+    run: int
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        total = 1
+        for count, _ in self.steps:
+            total *= count
+        return total
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all runs together."""
+        return self.run * self.runs
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.offset + self.run + sum((count - 1) * stride for count, stride in self.steps)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the region is one run."""
+        return not self.steps
+
+
+class TransformRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A named, versioned transform that a plugin provides, with its arguments."""
+
+    name: str
+    version: int
+    args: dict[str, str | int] = {}
+
+
+class ReadOp(msgspec.Struct, frozen=True, kw_only=True):
+    """Move `source` of file `file` to `dest` of the rank's arena.
+
+    Without a transform both regions have the same number of bytes and are walked in the same order. `repeated` marks bytes
+    that another rank of the node reads as well: they come out of the page cache and count once per node.
+    """
+
+    tensor: str
+    parameter: str
+    file: int
+    source: Region
+    dest: Region
+    via: ReadVia
+    transform: TransformRef | None = None
+    repeated: bool = False
+
+
+class FillOp(msgspec.Struct, frozen=True, kw_only=True):
+    """Fill `dest` with zeros: padding, and parts that another rank contributes."""
+
+    parameter: str
+    dest: Region
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter of the rank's model as a view of its arena: `shape` elements of `dtype` from byte `offset` on.
+
+    `alias_of` names the parameter whose storage this one shares; such a binding costs no bytes.
+    """
+
+    parameter: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    role: str
+    alias_of: str = ""
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one rank does: reserve `bytes`, execute `reads` and `fills`, bind `bindings`, cut `modules`.
+
+    `bytes` is the exact size of the weight arena. `scratch` bounds the temporary memory of transforms.
+    """
+
+    rank: int
+    bytes: int
+    reads: tuple[ReadOp, ...]
+    fills: tuple[FillOp, ...]
+    bindings: tuple[Binding, ...]
+    modules: tuple[ModulePlacement, ...] = ()
+    scratch: int = 0
+
+    @property
+    def bytes_planned(self) -> int:
+        """Bytes this rank takes out of files, repeated ones included."""
+        return sum(op.source.nbytes for op in self.reads)
+
+    @property
+    def bytes_charged(self) -> int:
+        """Bytes this rank brings into the node: `bytes_planned` without the repeated ones."""
+        return sum(op.source.nbytes for op in self.reads if not op.repeated)
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The two-way account: where every parameter comes from, and what became of every stored tensor.
+
+    `used` maps stored tensors to the bytes read of them at least once; `aliased` parameters to the one they share;
+    `ignored` lists tensors left out with the reason; `roles` the bytes per role and rank.
+    """
+
+    parameters: int
+    tensors: int
+    bytes_unique: int
+    bytes_total: int
+    used: dict[str, int]
+    aliased: dict[str, str] = {}
+    ignored: tuple[Ignored, ...] = ()
+    roles: tuple[dict[str, int], ...] = ()
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user asked for; part of the digest."""
+
+    tensor_parallel: int = 1
+    dtype: str = "auto"
+    device: str = "cpu"
+    read_mode: ReadMode = "auto"
+    equal_ranks: bool = False
+
+
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete plan for all ranks. `source` is where it was made from and is not part of the digest."""
+
+    version: int = PLAN_VERSION
+    source: str
+    format: str
+    family: str
+    strategy: str
+    settings: PlanSettings
+    dtype: str
+    fingerprint: str
+    outline: ModelOutline
+    config: dict[str, Any]
+    files: tuple[FileRef, ...]
+    ranks: tuple[RankPlan, ...]
+    ledger: Ledger
+    findings: tuple[Finding, ...] = ()
+    bytes_read_to_plan: int = 0
+    digest: str = ""
