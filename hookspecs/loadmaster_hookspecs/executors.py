@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from loadmaster_hookspecs.events import Event
+from loadmaster_hookspecs.markers import API_VERSION
 
 EventSink = Callable[[Event], None]
 """Receives events in the host process, on the thread that called the executor."""
@@ -26,10 +27,12 @@ class HostRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker rebuilds the plugin host: `factory` (`module:function`) is called with this record.
 
     `extra` lists plugins given as objects, as `module:qualname`; `blocked` and `allowed` are entry-point or distribution
-    names. The worker compares what it finds with `manifest` before any work.
+    names; `api_version` is the contract version of the process that made the record. The worker compares what it finds with
+    `manifest` before any work.
     """
 
     factory: str
+    api_version: int = API_VERSION
     manifest: tuple[ManifestEntry, ...] = ()
     extra: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
@@ -61,6 +64,10 @@ class Service(Protocol):
 
     def handle(self, op: str, body: bytes, emit: EventSink) -> Result:
         """Answer `op`. May raise LoadmasterError or anything else; the executor carries it to the caller as an error."""
+        ...
+
+    def abort(self) -> None:
+        """Break any wait on other ranks. Called from another thread, when ranks share a process and another one failed."""
         ...
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     `config` is the parsed `config.json`; `generation` the parsed `generation_config.json` or empty. `fingerprint` is the
     SHA-256 over file names, sizes, headers and configuration, so it is the same on every machine that holds the same files.
+    `bytes_read` is what making the index took out of the source.
     """
 
     source: str
@@ -52,6 +53,7 @@ class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[Ignored, ...] = ()
     findings: tuple[Finding, ...] = ()
     fingerprint: str
+    bytes_read: int = 0
 
 
 class FormatLoader(Protocol):

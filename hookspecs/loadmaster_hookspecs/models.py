@@ -70,9 +70,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model as the planner sees it.
 
-    `sources` maps every parameter to the pieces of stored tensors it is made of; `ties` maps a parameter to the one it shares
-    storage with; `missing` lists parameters that no stored tensor feeds; `ignored` and `unexpected` the tensors that feed
-    nothing. `keep_float32` names parameters that must not be narrowed.
+    `sources` maps every parameter to the pieces of stored tensors it is made of (a parameter without an entry is fed by
+    nothing); `ties` maps a parameter to the one it shares storage with according to the configuration; `ignored` lists the
+    tensors that are known to feed nothing, `unexpected` those that should feed something but do not. `keep_float32` names
+    parameters that must not be narrowed.
     """
 
     family: str
@@ -80,7 +81,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[ModuleSpec, ...]
     sources: dict[str, tuple[Piece, ...]]
     ties: dict[str, str] = {}
-    missing: tuple[str, ...] = ()
     ignored: tuple[Ignored, ...] = ()
     unexpected: tuple[str, ...] = ()
     keep_float32: tuple[str, ...] = ()

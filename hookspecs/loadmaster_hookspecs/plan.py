@@ -51,8 +51,13 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def contiguous(self) -> bool:
-        """Whether the region is one run."""
-        return not self.steps
+        """Whether the runs follow one another without a gap, so that the region is one range."""
+        tight = self.run
+        for count, stride in reversed(self.steps):
+            if stride != tight:
+                return False
+            tight *= count
+        return True
 
 
 class TransformRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +92,18 @@ class FillOp(msgspec.Struct, frozen=True, kw_only=True):
     dest: Region
 
 
+class CompareOp(msgspec.Struct, frozen=True, kw_only=True):
+    """Prove that two stored tensors hold the same bytes where this rank needs them, so that one can stand for both.
+
+    `parameter` is the one that was planned as an alias of the other; a difference stops the load.
+    """
+
+    parameter: str
+    tensors: tuple[str, str]
+    files: tuple[int, int]
+    sources: tuple[Region, Region]
+
+
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter of the rank's model as a view of its arena: `shape` elements of `dtype` from byte `offset` on.
 
@@ -113,12 +130,13 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[ReadOp, ...]
     fills: tuple[FillOp, ...]
     bindings: tuple[Binding, ...]
+    compares: tuple[CompareOp, ...] = ()
     modules: tuple[ModulePlacement, ...] = ()
     scratch: int = 0
 
     @property
     def bytes_planned(self) -> int:
-        """Bytes this rank takes out of files, repeated ones included."""
+        """Bytes this rank takes out of files for its parameters, repeated ones included."""
         return sum(op.source.nbytes for op in self.reads)
 
     @property
@@ -145,13 +163,18 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user asked for; part of the digest."""
+    """What the user asked for; part of the digest.
+
+    `strict` refuses tensors that feed nothing; `untie` gives a tied parameter that the file also stores its own storage.
+    """
 
     tensor_parallel: int = 1
     dtype: str = "auto"
     device: str = "cpu"
     read_mode: ReadMode = "auto"
     equal_ranks: bool = False
+    strict: bool = False
+    untie: bool = False
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,13 @@ class Source(Protocol):
         """Return the files, sorted by name. Names never leave the source: no absolute path and no `..`."""
         ...
 
+    def size(self, name: str) -> int:
+        """Return the bytes of a file, also of one that `files` does not list (in a sub-folder that an index names).
+
+        Raises IntegrityError when the file does not exist or lies outside the source.
+        """
+        ...
+
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return up to `size` bytes of a file from `offset` on: headers, configuration, small files.
 

@@ -1,0 +1,39 @@
+# Every target makes the virtual environment it needs. PYTHON chooses the interpreter (3.11 or newer), VENV the folder.
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint format clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## inspect, plan, load and ask a small real model over two processes
+	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh
+
+test: lint  ## everything that continuous integration checks
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)  ## style, types and import directions
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove the environment, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find framework hookspecs engine plugins tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so a broken installation is repeated, and a finished one is reused.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "loadmaster needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "installing into $(VENV), once; this takes a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@touch $@

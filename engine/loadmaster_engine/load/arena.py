@@ -1,0 +1,119 @@
+"""The memory that parameters live in: one allocation per rank, exactly the plan's size, never moved."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from loadmaster_engine.load.regions import as_array
+from loadmaster_hookspecs.dtypes import TORCH_NAMES, itemsize
+from loadmaster_hookspecs.errors import ResourceError
+from loadmaster_hookspecs.plan import Binding, Region
+
+if TYPE_CHECKING:
+    import torch
+
+STAGING_BYTES = 32 << 20
+"""Bytes of host memory through which a device arena is filled."""
+
+
+class Arena(Protocol):
+    """Memory of one rank. Tensors from `view` keep it alive."""
+
+    nbytes: int
+
+    def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
+        """Have `write` produce the bytes of `dest`: it is given host memory, and where `dest` lies in it."""
+        ...
+
+    def zero(self, dest: Region) -> None:
+        """Make the bytes of `dest` zero."""
+        ...
+
+    def view(self, binding: Binding) -> torch.Tensor:
+        """Return the tensor that a binding describes. It shares the arena's storage."""
+        ...
+
+
+def reserve(nbytes: int, device: str, rank: int) -> Arena:
+    """Reserve `nbytes` bytes on `device` for a rank. Raises ResourceError LM-MEMORY-ARENA when there is not enough."""
+    try:
+        return HostArena(nbytes) if device == "cpu" else DeviceArena(nbytes, device)
+    except (OSError, MemoryError, RuntimeError) as error:
+        raise ResourceError(
+            "LM-MEMORY-ARENA",
+            f"cannot reserve {nbytes / 1e9:.2f} GB for the weights",
+            where={"rank": rank, "device": device},
+            why=str(error),
+            hints=["use more ranks (--tp), a narrower --dtype, or a machine with more memory"],
+        ) from error
+
+
+class HostArena:
+    """Anonymous memory of the process. The system hands out pages when they are first written."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._memory = mmap.mmap(-1, max(nbytes, 1))
+        self._bytes = memoryview(self._memory)
+
+    def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
+        """Let `write` put the bytes where they belong: nothing is staged."""
+        write(self._bytes, dest)
+
+    def zero(self, dest: Region) -> None:
+        """Write zeros, so that a plan can also be replayed into an arena that was used before."""
+        as_array(self._bytes, dest).fill(0)
+
+    def view(self, binding: Binding) -> torch.Tensor:
+        """Return a tensor over the arena's own memory."""
+        import torch
+
+        dtype = getattr(torch, TORCH_NAMES[binding.dtype])
+        if prod(binding.shape) == 0:
+            return torch.empty(binding.shape, dtype=dtype)
+        count = binding.nbytes // itemsize(binding.dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=binding.offset).view(binding.shape)
+
+
+class DeviceArena:
+    """Memory of a device, filled through a bounded buffer in host memory that is page-locked where the device allows it."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        import torch
+
+        self.nbytes = nbytes
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._staging = torch.empty(
+            min(STAGING_BYTES, max(nbytes, 1)), dtype=torch.uint8, pin_memory=self._memory.device.type == "cuda"
+        )
+
+    def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
+        """Let `write` produce the whole range that `dest` spans in host memory, then copy it to the device.
+
+        Strided destinations keep what lies between their runs: the range is fetched first.
+        """
+        import torch
+
+        span = dest.end - dest.offset
+        staging = self._staging if span <= self._staging.numel() else torch.empty(span, dtype=torch.uint8)
+        target = self._memory[dest.offset : dest.end]
+        if not dest.contiguous:
+            staging[:span].copy_(target)
+        write(staging.numpy().data, Region(0, dest.run, dest.steps))
+        target.copy_(staging[:span])
+
+    def zero(self, dest: Region) -> None:
+        """Write zeros on the device."""
+        shape = (*(count for count, _ in dest.steps), dest.run)
+        strides = (*(stride for _, stride in dest.steps), 1)
+        self._memory.as_strided(shape, strides, dest.offset).zero_()
+
+    def view(self, binding: Binding) -> torch.Tensor:
+        """Return a tensor over the arena's own memory on the device."""
+        import torch
+
+        part = self._memory[binding.offset : binding.offset + binding.nbytes]
+        return part.view(getattr(torch, TORCH_NAMES[binding.dtype])).view(binding.shape)

@@ -1,0 +1,61 @@
+"""Regions of memory as arrays, and how large copies are cut into bounded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from loadmaster_hookspecs.plan import Region
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def as_array(memory: memoryview, region: Region) -> Bytes:
+    """Return the bytes of `region` in `memory` as a strided array view, one dimension per loop and one for the run.
+
+    Raises ValueError when the region leaves the memory.
+    """
+    if region.offset < 0 or region.end > len(memory):
+        raise ValueError(f"bytes {region.offset} to {region.end} lie outside a buffer of {len(memory)}")
+    flat: Bytes = np.frombuffer(memory, dtype=np.uint8)
+    shape = (*(count for count, _ in region.steps), region.run)
+    strides = (*(stride for _, stride in region.steps), 1)
+    return np.lib.stride_tricks.as_strided(flat[region.offset :], shape, strides)
+
+
+def chunks(source: Region, dest: Region, limit: int, granule: tuple[int, int] = (1, 1)) -> Iterator[tuple[Region, Region]]:
+    """Yield matching parts of two regions with at most about `limit` source bytes each.
+
+    Regions are cut along their outermost loop; a single run is cut at multiples of `granule` (source and destination bytes).
+    """
+    if source.nbytes <= limit:
+        yield source, dest
+    elif not source.steps:
+        step = max(1, limit // granule[0])
+        for start in range(0, source.run // granule[0], step):
+            size = min(step, source.run // granule[0] - start)
+            yield (
+                Region(source.offset + start * granule[0], size * granule[0]),
+                Region(dest.offset + start * granule[1], size * granule[1]),
+            )
+    else:
+        yield from _cut_outer(source, dest, limit, granule)
+
+
+def _cut_outer(source: Region, dest: Region, limit: int, granule: tuple[int, int]) -> Iterator[tuple[Region, Region]]:
+    (count, stride), *inner = source.steps
+    (_, dest_stride), *dest_inner = dest.steps
+    per_row = source.nbytes // count
+    step = max(1, limit // per_row)
+    for start in range(0, count, step):
+        size = min(step, count - start)
+        head = ((size, stride),) if size > 1 else ()
+        dest_head = ((size, dest_stride),) if size > 1 else ()
+        part = Region(source.offset + start * stride, source.run, (*head, *inner))
+        dest_part = Region(dest.offset + start * dest_stride, dest.run, (*dest_head, *dest_inner))
+        if size == 1 and part.nbytes > limit:
+            yield from chunks(part, dest_part, limit, granule)
+        else:
+            yield part, dest_part

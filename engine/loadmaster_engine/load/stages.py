@@ -1,0 +1,128 @@
+"""The stages of one rank, each callable on its own and each timed: assign, reserve, load, bind, verify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from loadmaster_engine.load.arena import Arena, reserve
+from loadmaster_engine.load.bind import bind, check_bound, move_buffers
+from loadmaster_engine.load.process_io import peak_rss, process_io
+from loadmaster_engine.load.reading import FileSet
+from loadmaster_engine.load.transfer import Transfer
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.report import RankReport
+from loadmaster_hookspecs.errors import IntegrityError, WorkerError
+from loadmaster_hookspecs.events import Progress, Stage, StageFinished, StageStarted
+from loadmaster_hookspecs.executors import EventSink
+from loadmaster_hookspecs.models import CausalModel
+from loadmaster_hookspecs.plan import LoadPlan, RankPlan
+
+PROGRESS_INTERVAL = 0.2
+"""Seconds between two progress events of one rank, at least."""
+
+
+class RankLoad:
+    """The load of rank plan number `part` of a plan: owns its files until they are read, and its arena for good."""
+
+    def __init__(self, host: PluginHost, plan: LoadPlan, part: int, device: str, emit: EventSink) -> None:
+        self._host = host
+        self._rank = plan.ranks[part]
+        self._device = device
+        self.emit = emit
+        self._seconds: dict[str, float] = {}
+        self._files = FileSet(plan, host.open_source(plan.source), host.format(plan.format))
+        self._arena: Arena | None = None
+        self._transfer: Transfer | None = None
+        self._counters: dict[str, int] = {}
+
+    def reserve(self, arena: Arena | None = None) -> None:
+        """Reserve the arena, exactly the plan's size; or take memory that exists already as the arena."""
+        with self.stage("reserve"):
+            self._arena = arena or reserve(self._rank.bytes, self._device, self._rank.rank)
+
+    def load(self) -> None:
+        """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
+        with self.stage("load", self._rank.bytes_planned):
+            before = process_io()
+            transfer = Transfer(self._rank, self._files, self.arena, self._host.transform)
+            transfer.run(self._throttled())
+            after = process_io()
+            self._files.close()
+            self._transfer = transfer
+            self._counters = {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
+        if transfer.moved != self._rank.bytes_planned:
+            raise IntegrityError(
+                "LM-VERIFY-BYTES",
+                "the bytes read are not the bytes planned",
+                where={"rank": self._rank.rank},
+                why=f"{self._rank.bytes_planned} planned, {transfer.moved} read",
+            )
+
+    def bind(self, model: CausalModel) -> None:
+        """Bind the model's parameters to the arena."""
+        with self.stage("bind"):
+            bind(model.module, self._rank.bindings, self.arena)
+            move_buffers(model.module, self._device)
+
+    def verify(self, model: CausalModel) -> RankReport:
+        """Prove that nothing is left without storage, and return what this rank did."""
+        with self.stage("verify"):
+            check_bound(model.module, self._rank.rank)
+        return self.report()
+
+    @property
+    def arena(self) -> Arena:
+        """The reserved arena."""
+        if self._arena is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to load before its arena was reserved")
+        return self._arena
+
+    def report(self) -> RankReport:
+        """Return the bytes and seconds of the stages so far."""
+        counters = dict(self._transfer.counters) if self._transfer else {}
+        return RankReport(
+            rank=self._rank.rank,
+            seconds=dict(self._seconds),
+            bytes_planned=self._rank.bytes_planned,
+            bytes_read=self._transfer.moved if self._transfer else 0,
+            bytes_repeated=self._rank.bytes_planned - self._rank.bytes_charged,
+            bytes_by_call=self._files.by_call,
+            bytes_mapped=self._files.mapped,
+            bytes_arena=self._rank.bytes,
+            peak_rss=peak_rss(),
+            counters={**counters, **self._counters},
+        )
+
+    def close(self) -> None:
+        """Close the files. The arena lives as long as tensors that use it."""
+        self._files.close()
+
+    @contextmanager
+    def stage(self, name: Stage, nbytes: int = 0) -> Iterator[None]:
+        """Time a stage and tell observers when it starts and ends."""
+        self.emit(StageStarted(rank=self._rank.rank, stage=name))
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+        self.emit(StageFinished(rank=self._rank.rank, stage=name, seconds=self._seconds[name], nbytes=nbytes))
+
+    def _throttled(self) -> _Throttle:
+        return _Throttle(self._rank, self.emit)
+
+
+class _Throttle:
+    """Reports progress, but not more often than observers can show it."""
+
+    def __init__(self, rank: RankPlan, emit: EventSink) -> None:
+        self._rank = rank.rank
+        self._total = rank.bytes_planned
+        self._emit = emit
+        self._next = 0.0
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if now >= self._next or done == self._total:
+            self._next = now + PROGRESS_INTERVAL
+            self._emit(Progress(rank=self._rank, stage="load", done=done, total=self._total))

@@ -1,0 +1,104 @@
+"""The two-way account, computed from the finished operations and not from the reasoning that made them.
+
+For every rank the destinations and fills must tile each parameter exactly. For the checkpoint every byte of every tensor must
+be read by some rank, stand for an identical one, or be ignored with a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from loadmaster_engine.plan.coverage import tiling_fault, union_size
+from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.findings import Ignored
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.plan import Ledger, RankPlan, Region
+
+
+def settle(index: CheckpointIndex, ranks: Sequence[RankPlan], ignored: Sequence[Ignored]) -> Ledger:
+    """Return the account. Raises IntegrityError LM-LEDGER-HOLE or LM-LEDGER-OVERLAP naming parameter or tensor and byte."""
+    for rank in ranks:
+        _prove_arena(rank)
+    reads = _reads_by_tensor(ranks)
+    spoken_for = {name for rank in ranks for op in rank.compares for name in op.tensors}
+    reasons = {item.name for item in ignored}
+    for name, regions in reads.items():
+        _prove_tensor(index, name, regions)
+    for name in index.tensors:
+        if name not in reads and name not in spoken_for and name not in reasons:
+            raise IntegrityError("LM-LEDGER-UNUSED", "a stored tensor is neither read nor ignored", where={"tensor": name})
+    used = {name: union_size(regions) for name, regions in reads.items()}
+    return Ledger(
+        parameters=len(ranks[0].bindings),
+        tensors=len(index.tensors),
+        bytes_unique=sum(used.values()),
+        bytes_total=sum(tensor.nbytes for tensor in index.tensors.values()),
+        used=used,
+        aliased={binding.parameter: binding.alias_of for binding in ranks[0].bindings if binding.alias_of},
+        ignored=tuple(ignored),
+        roles=tuple(_roles(rank) for rank in ranks),
+    )
+
+
+def _prove_arena(rank: RankPlan) -> None:
+    """Prove that operations fill every parameter of the rank exactly, and that parameters do not overlap."""
+    regions: dict[str, list[Region]] = defaultdict(list)
+    for read in rank.reads:
+        regions[read.parameter].append(read.dest)
+    for fill in rank.fills:
+        regions[fill.parameter].append(fill.dest)
+    end = 0
+    for binding in rank.bindings:
+        if binding.alias_of:
+            continue
+        where: dict[str, str | int] = {"rank": rank.rank, "parameter": binding.parameter}
+        if binding.offset < end or binding.offset + binding.nbytes > rank.bytes:
+            raise IntegrityError("LM-LEDGER-ARENA", "a parameter overlaps another or leaves the arena", where=where)
+        end = binding.offset + binding.nbytes
+        fault = tiling_fault(regions.pop(binding.parameter, []), binding.offset, end) if binding.nbytes else None
+        if fault:
+            raise _fault_error(fault, where, "arena byte")
+    if regions:
+        raise IntegrityError("LM-LEDGER-STRAY", "an operation fills no parameter", where={"parameter": next(iter(regions))})
+
+
+def _prove_tensor(index: CheckpointIndex, name: str, regions: Sequence[Region]) -> None:
+    """Prove that the ranks together read every byte of a stored tensor; they may read a byte more than once."""
+    tensor = index.tensors[name]
+    distinct = list(dict.fromkeys(regions))
+    fault = tiling_fault(distinct, tensor.start, tensor.stop) if tensor.nbytes else None
+    if fault:
+        raise _fault_error(fault, {"tensor": name, "file": index.files[tensor.file].name}, "file byte")
+
+
+def _fault_error(fault: tuple[str, int], where: Mapping[str, str | int], unit: str) -> IntegrityError:
+    kind, at = fault
+    return IntegrityError(
+        f"LM-LEDGER-{kind.upper()}",
+        f"the plan has {'a hole' if kind == 'hole' else 'an overlap'}",
+        where={**where, unit: at},
+        why="every byte must be accounted for exactly once",
+    )
+
+
+def _reads_by_tensor(ranks: Sequence[RankPlan]) -> dict[str, list[Region]]:
+    reads: dict[str, list[Region]] = defaultdict(list)
+    for rank in ranks:
+        for op in rank.reads:
+            reads[op.tensor].append(op.source)
+    return reads
+
+
+def _roles(rank: RankPlan) -> dict[str, int]:
+    """Return the bytes of one rank's arena by role; padding and alignment are roles of their own."""
+    roles: Counter[str] = Counter()
+    for binding in rank.bindings:
+        if not binding.alias_of:
+            roles[binding.role] += binding.nbytes
+    filled = {binding.parameter: binding.role for binding in rank.bindings}
+    for op in rank.fills:
+        roles[filled[op.parameter]] -= op.dest.nbytes
+        roles["padding"] += op.dest.nbytes
+    roles["alignment"] = rank.bytes - sum(roles.values())
+    return {role: size for role, size in roles.items() if size}

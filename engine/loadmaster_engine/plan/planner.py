@@ -1,0 +1,181 @@
+"""From an index to a sealed plan. Pure but for a few sampled blocks of tied tensors; imports torch only inside the family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadmaster_engine.plan.arena_layout import lay_out
+from loadmaster_engine.plan.boxes import intersect
+from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
+from loadmaster_engine.plan.digest import sealed
+from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.ledger import settle
+from loadmaster_engine.plan.operations import PlacedPiece, fill_ops, place_piece, read_ops, source_region
+from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
+from loadmaster_engine.plan.placements import place_modules
+from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
+from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
+from loadmaster_engine.plan.ties import Ties, resolve_ties
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_hookspecs.findings import Finding
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.models import ModelSpec
+from loadmaster_hookspecs.plan import CompareOp, FillOp, LoadPlan, PlanSettings, RankPlan, ReadOp
+from loadmaster_hookspecs.sharding import ModulePlacement, Placement
+
+_WHOLE = Placement()
+SCRATCH = 8 << 20
+"""Bytes of temporary memory that a transform's chunk may take on one rank."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What all ranks' operations are made from."""
+
+    spec: ModelSpec
+    index: CheckpointIndex
+    settings: PlanSettings
+    dtype: str
+    ties: Ties
+    placements: Sequence[Sequence[ModulePlacement]]
+
+
+def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
+    """Return the sealed plan for all ranks.
+
+    Raises PlanError when the model cannot be split as asked, and IntegrityError when the checkpoint does not hold exactly
+    what the model needs. Nothing is allocated.
+    """
+    outline = preflight(host, index, settings)
+    family = host.match_family(index.config)
+    spec = family.describe(index)
+    source = host.open_source(index.source)
+    ties = resolve_ties(spec, index, source, untie=settings.untie)
+    parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
+    check_missing(spec, index, parameters, ties.aliases)
+    ignored, unexpected = check_unexpected(spec, strict=settings.strict)
+    used = (index.tensors[piece.tensor] for pieces in spec.sources.values() for piece in pieces)
+    dtype, remarks = resolve_dtype(settings.dtype, used, index.config)
+    placements = place_modules(spec.modules, host.strategy(STRATEGY), topology_of(settings))
+    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements))
+    return sealed(
+        LoadPlan(
+            source=index.source,
+            format=index.format,
+            family=family.name,
+            strategy=STRATEGY,
+            settings=settings,
+            dtype=dtype,
+            fingerprint=index.fingerprint,
+            outline=outline,
+            config=index.config,
+            files=index.files,
+            ranks=ranks,
+            ledger=settle(index, ranks, ignored),
+            findings=_findings(index, spec, ties, (*remarks, *unexpected)),
+            bytes_read_to_plan=index.bytes_read + source.bytes_read,
+        )
+    )
+
+
+def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
+    """Return every rank's plan: layout first, then operations parameter by parameter so that shared bytes are seen."""
+    tensors = _local_tensors(draft)
+    layouts = [lay_out(row, draft.ties.aliases) for row in zip(*tensors, strict=True)]
+    offsets = [{binding.parameter: binding.offset for binding in bindings} for bindings, _ in layouts]
+    reads: list[list[ReadOp]] = [[] for _ in layouts]
+    fills: list[list[FillOp]] = [[] for _ in layouts]
+    compares: list[list[CompareOp]] = [[] for _ in layouts]
+    for locals_ in tensors:
+        name = locals_[0].name
+        if name in draft.ties.aliases:
+            for rank, local in enumerate(locals_):
+                compares[rank] += _compare_ops(draft, local)
+            continue
+        ops = [list(_reads(draft, local, offsets[rank][name])) for rank, local in enumerate(locals_)]
+        for rank, marked in enumerate(mark_repeated(ops, draft.settings.read_mode)):
+            reads[rank] += marked
+            fills[rank] += fill_ops(locals_[rank], offsets[rank][name])
+    return tuple(
+        RankPlan(
+            rank=rank,
+            bytes=size,
+            reads=tuple(sorted(reads[rank], key=lambda op: (op.file, op.source.offset))),
+            fills=tuple(fills[rank]),
+            bindings=bindings,
+            compares=tuple(compares[rank]),
+            modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
+            scratch=2 * SCRATCH if any(op.transform for op in reads[rank]) else 0,
+        )
+        for rank, (bindings, size) in enumerate(layouts)
+    )
+
+
+def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
+    """Return, for every parameter in model order, what each rank holds of it."""
+    result = []
+    for number, module in enumerate(draft.spec.modules):
+        for tensor in module.tensors:
+            dtype = _dtype_of(draft, parameter_name(module, tensor), tensor.dtype)
+            _check(draft, parameter_name(module, tensor), full_shape(module, tensor), dtype)
+            row = [localise(module, tensor, rank[number].placement, dtype) for rank in draft.placements]
+            result.append(split_overlaps(row))
+    return result
+
+
+def _dtype_of(draft: Draft, parameter: str, declared: str) -> str:
+    """Return the element type of one parameter: its own if declared, never narrowed where the family forbids it."""
+    if parameter in draft.spec.keep_float32:
+        return "F32"
+    return declared or draft.dtype
+
+
+def _pieces(draft: Draft, parameter: str, ndim: int) -> list[PlacedPiece]:
+    pieces = draft.spec.sources.get(parameter, ())
+    return [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+
+
+def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> None:
+    if parameter in draft.ties.aliases:
+        return
+    pieces = _pieces(draft, parameter, len(shape))
+    check_pieces(parameter, shape, dtype, pieces, draft.index.files[pieces[0].tensor.file].name)
+
+
+def _reads(draft: Draft, local: LocalTensor, offset: int) -> list[ReadOp]:
+    ops: list[ReadOp] = []
+    for piece in _pieces(draft, local.name, len(local.full_shape)):
+        transform = cast_ref(piece.tensor.dtype, local.dtype)
+        ops += read_ops(local, [piece], offset, transform, draft.settings.read_mode)
+    return ops
+
+
+def _compare_ops(draft: Draft, local: LocalTensor) -> list[CompareOp]:
+    """Return the proofs that a tied tensor the file stores too equals the one whose storage it shares."""
+    proof = draft.ties.proofs.get(local.name)
+    if proof is None:
+        return []
+    pair = [draft.index.tensors[name] for name in proof]
+    ops = []
+    for block in local.blocks:
+        regions = []
+        for tensor in pair:
+            piece = _pieces(draft, local.name, len(local.full_shape))[0]._replace(tensor=tensor)
+            common = intersect(block.box, piece.box)
+            if common is not None:
+                regions.append(source_region(piece, common))
+        if len(regions) == len(pair):
+            ops.append(
+                CompareOp(
+                    parameter=local.name,
+                    tensors=(pair[0].name, pair[1].name),
+                    files=(pair[0].file, pair[1].file),
+                    sources=(regions[0], regions[1]),
+                )
+            )
+    return ops
+
+
+def _findings(index: CheckpointIndex, spec: ModelSpec, ties: Ties, more: Sequence[Finding]) -> tuple[Finding, ...]:
+    return (*index.findings, *spec.findings, *ties.findings, *more)

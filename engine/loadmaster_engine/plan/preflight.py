@@ -1,0 +1,64 @@
+"""What can be refused from the configuration alone, before modelling code is imported or a worker started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadmaster_engine.plan.element_types import CHOICES
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_hookspecs.errors import PlanError, UsageError
+from loadmaster_hookspecs.findings import Finding
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.plan import PlanSettings
+from loadmaster_hookspecs.sharding import Topology
+
+STRATEGY = "tensor-parallel"
+DEVICES = ("cpu", "cuda")
+READ_MODES = ("auto", "direct", "gathered")
+
+
+def topology_of(settings: PlanSettings) -> Topology:
+    """Return the ranks that the settings ask for."""
+    return Topology(tensor_parallel=settings.tensor_parallel, equal=settings.equal_ranks)
+
+
+def check_settings(settings: PlanSettings) -> None:
+    """Raise UsageError for a setting that no plan could follow, listing the values that exist."""
+    if settings.tensor_parallel < 1:
+        raise UsageError(
+            "LM-USAGE-TP", f"tensor parallel size must be at least 1, not {settings.tensor_parallel}", hints=["use --tp 1"]
+        )
+    for code, name, value, known in (
+        ("LM-USAGE-DTYPE", "dtype", settings.dtype, CHOICES),
+        ("LM-USAGE-DEVICE", "device", settings.device, DEVICES),
+        ("LM-USAGE-READ-MODE", "read mode", settings.read_mode, READ_MODES),
+    ):
+        if value not in known:
+            raise UsageError(code, f"unknown {name} {value!r}", hints=[f"use one of: {', '.join(known)}"])
+
+
+def preflight(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> ModelOutline:
+    """Judge settings and split and return the model's outline. Imports no torch and reads nothing.
+
+    Raises UsageError for unknown settings and PlanError naming module, sizes and the sizes that work when the model cannot be
+    split as asked.
+    """
+    check_settings(settings)
+    outline = host.match_family(index.config).outline(index.config)
+    findings = host.strategy(STRATEGY).check(outline, topology_of(settings))
+    raise_errors(findings)
+    return outline
+
+
+def raise_errors(findings: Sequence[Finding]) -> None:
+    """Raise PlanError for the findings of level `error`, all of them in one message."""
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        raise PlanError(
+            errors[0].code,
+            errors[0].message,
+            where={"module": errors[0].where},
+            why="; ".join(finding.message for finding in errors[1:]),
+            hints=[finding.fix for finding in errors if finding.fix],
+        )

@@ -1,0 +1,61 @@
+"""Bytes that several ranks need: blocks are split where ranks overlap, and only the first reader is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+import msgspec
+
+from loadmaster_engine.plan.parameters import Block, LocalTensor
+from loadmaster_hookspecs.plan import ReadMode, ReadOp, Region
+
+
+def split_overlaps(ranks: Sequence[LocalTensor]) -> list[LocalTensor]:
+    """Return the ranks' views of one tensor with blocks cut so that any two are either the same box or disjoint."""
+    cuts = [sorted(points) for points in _cut_points(ranks)]
+    return [local._replace(blocks=tuple(part for block in local.blocks for part in _split(block, cuts))) for local in ranks]
+
+
+def mark_repeated(ranks: Sequence[Sequence[ReadOp]], mode: ReadMode) -> list[tuple[ReadOp, ...]]:
+    """Mark operations whose source bytes an earlier rank reads too.
+
+    Unless reads are forced to be direct they come out of the shared mapping, where the first reader has put them.
+    """
+    seen: set[tuple[int, Region]] = set()
+    marked: list[tuple[ReadOp, ...]] = []
+    for ops in ranks:
+        row = []
+        for op in ops:
+            key = (op.file, op.source)
+            if key in seen:
+                op = msgspec.structs.replace(op, repeated=True, via=op.via if mode == "direct" else "gathered")
+            row.append(op)
+        seen.update((op.file, op.source) for op in ops)
+        marked.append(tuple(row))
+    return marked
+
+
+def _cut_points(ranks: Sequence[LocalTensor]) -> list[set[int]]:
+    ndim = len(ranks[0].shape)
+    points: list[set[int]] = [set() for _ in range(ndim)]
+    for local in ranks:
+        for block in local.blocks:
+            for dim, interval in enumerate(block.box):
+                points[dim].update(interval)
+    return points
+
+
+def _split(block: Block, cuts: Sequence[Sequence[int]]) -> list[Block]:
+    """Cut one block at every point that lies strictly inside it."""
+    sides = []
+    for (start, stop), points in zip(block.box, cuts, strict=True):
+        inner = [start, *(point for point in points if start < point < stop), stop]
+        sides.append(list(pairwise(inner)))
+    return [
+        Block(
+            box,
+            tuple(origin + low - begin for origin, (low, _), (begin, _) in zip(block.origin, box, block.box, strict=True)),
+        )
+        for box in product(*sides)
+    ]

@@ -1,0 +1,78 @@
+"""The calls that the host makes to the services, as data. Every message is encoded as msgpack."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from loadmaster_engine.run.sampler import Sampling
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
+
+WORKER = "loadmaster_engine.run.service:worker_service"
+PLANNER = "loadmaster_engine.run.planning:planner_service"
+
+T = TypeVar("T")
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `plan` of the planner: answered with a LoadPlan."""
+
+    index: CheckpointIndex
+    settings: PlanSettings
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `assign`: the plan with this rank's part only, and the device to hold it. Answered with nothing."""
+
+    plan: LoadPlan
+    rank: int
+    world_size: int
+    device: str
+
+
+class Meet(msgspec.Struct, frozen=True, kw_only=True):
+    """Ops `open` (rank 0 opens the meeting point) and `join` (every rank joins). `open` is answered with a Meet to join by."""
+
+    method: str
+
+
+class Prompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `begin`: run the prompts (token ids) as one batch. Answered with Tokens, one per row."""
+
+    rows: tuple[tuple[int, ...], ...]
+    sampling: tuple[Sampling, ...]
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `append`: one token per row, answered with the next Tokens; op `logits`: one sequence, answered in bulk."""
+
+    ids: tuple[int, ...]
+
+
+def assign(plan: LoadPlan) -> list[bytes]:
+    """Return the encoded assignment of every rank. On several devices rank `r` gets device number `r`."""
+    world = len(plan.ranks)
+    device = plan.settings.device
+    return [
+        encode(
+            Assignment(
+                plan=msgspec.structs.replace(plan, ranks=(part,)),
+                rank=part.rank,
+                world_size=world,
+                device=device if device == "cpu" else f"{device}:{part.rank}",
+            )
+        )
+        for part in plan.ranks
+    ]
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return a message as msgpack."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Return the message in `body`. Raises msgspec.ValidationError when it is not of that kind."""
+    return msgspec.msgpack.decode(body, type=kind)

@@ -1,0 +1,149 @@
+"""The service inside every worker: it takes its part of a plan through the stages and then answers steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from loadmaster_engine.load.stages import RankLoad
+from loadmaster_engine.plugin_host import PluginHost, rebuild_host
+from loadmaster_engine.run.batch import Batch, prefill_logits
+from loadmaster_engine.run.collectives import attach
+from loadmaster_engine.run.groups import Group, Solo
+from loadmaster_engine.run.joining import MeetingPoint
+from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
+from loadmaster_engine.run.sampler import Sampler
+from loadmaster_hookspecs.errors import UsageError, WorkerError
+from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
+from loadmaster_hookspecs.models import CausalModel
+
+
+class WorkerService:
+    """One rank of one model. Ops, in order: assign, open, join, reserve, load, bind, verify; then begin, append, logits."""
+
+    def __init__(self, host: PluginHost, rank: int) -> None:
+        self._host = host
+        self._rank = rank
+        self._group: Group = Solo()
+        self._assignment: Assignment | None = None
+        self._meeting: MeetingPoint | None = None
+        self._load: RankLoad | None = None
+        self._model: CausalModel | None = None
+        self._batch: Batch | None = None
+        self._sampler: Sampler | None = None
+        self._ops: dict[str, Callable[[bytes, EventSink], Result]] = {
+            "assign": self._assign,
+            "open": self._open,
+            "join": self._join,
+            "reserve": self._reserve,
+            "load": self._read,
+            "bind": self._bind,
+            "verify": self._verify,
+            "begin": self._begin,
+            "append": self._append,
+            "end": self._end,
+            "logits": self._logits,
+        }
+
+    def handle(self, op: str, body: bytes, emit: EventSink) -> Result:
+        """Answer one call. Raises UsageError for an unknown op, and whatever a stage raises."""
+        if op not in self._ops:
+            raise UsageError("LM-SERVICE-OP", f"the worker does not know the call {op!r}")
+        return self._ops[op](body, emit)
+
+    def abort(self) -> None:
+        """Leave the group, so that a collective that waits for a failed rank ends."""
+        self._group.close()
+
+    def close(self) -> None:
+        """Leave the group and close the files."""
+        self._group.close()
+        if self._load:
+            self._load.close()
+
+    def _assign(self, body: bytes, emit: EventSink) -> Result:
+        self._assignment = decode(body, Assignment)
+        self._load = RankLoad(self._host, self._assignment.plan, 0, self._assignment.device, emit)
+        return Result()
+
+    def _open(self, body: bytes, emit: EventSink) -> Result:
+        assignment = self._assigned
+        self._meeting = MeetingPoint(assignment.rank, assignment.world_size, assignment.device)
+        return Result(body=encode(Meet(method=self._meeting.open(decode(body, Meet).method, os.environ))))
+
+    def _join(self, body: bytes, emit: EventSink) -> Result:
+        if self._meeting is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to join before the meeting point was opened")
+        with self._loading.stage("rendezvous"):
+            self._group = self._meeting.join(decode(body, Meet).method, os.environ)
+        return Result()
+
+    def _reserve(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.reserve()
+        return Result()
+
+    def _read(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.load()
+        return Result()
+
+    def _bind(self, body: bytes, emit: EventSink) -> Result:
+        plan = self._assigned.plan
+        placements = plan.ranks[0].modules
+        model = self._host.family(plan.family).build(plan.config, plan.dtype, placements)
+        self._loading.bind(model)
+        attach(model.module, placements, self._group)
+        self._model = model
+        return Result()
+
+    def _verify(self, body: bytes, emit: EventSink) -> Result:
+        return Result(body=encode(self._loading.verify(self._running)))
+
+    def _begin(self, body: bytes, emit: EventSink) -> Result:
+        prompts = decode(body, Prompts)
+        self._batch = Batch(self._running, prompts.rows, self._device)
+        self._sampler = Sampler(list(prompts.sampling))
+        return self._drawn(self._sampler.draw(self._batch.prefill()))
+
+    def _append(self, body: bytes, emit: EventSink) -> Result:
+        if self._batch is None or self._sampler is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a token was appended to no batch")
+        return self._drawn(self._sampler.draw(self._batch.append(decode(body, Tokens).ids)))
+
+    def _end(self, body: bytes, emit: EventSink) -> Result:
+        self._batch = self._sampler = None
+        return Result()
+
+    def _logits(self, body: bytes, emit: EventSink) -> Result:
+        logits = prefill_logits(self._running, decode(body, Tokens).ids, self._device)
+        return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
+
+    def _drawn(self, ids: list[int]) -> Result:
+        """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""
+        return Result(body=encode(Tokens(ids=tuple(ids)))) if self._rank == 0 else Result()
+
+    @property
+    def _assigned(self) -> Assignment:
+        if self._assignment is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was called before it was given its part of the plan")
+        return self._assignment
+
+    @property
+    def _loading(self) -> RankLoad:
+        if self._load is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to load before it was given its part of the plan")
+        return self._load
+
+    @property
+    def _running(self) -> CausalModel:
+        if self._model is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to run before its model was bound")
+        return self._model
+
+    @property
+    def _device(self) -> str:
+        return self._assigned.device
+
+
+def worker_service(spec: WorkerSpec) -> WorkerService:
+    """Make the service in the worker's process: rebuild the plugin host and verify the manifest before anything else."""
+    return WorkerService(rebuild_host(spec.host), spec.rank)

@@ -1,0 +1,101 @@
+"""Bringing ranks up: the planner, then every worker stage by stage, each with a limit on how long it may take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.report import LoadReport, RankReport
+from loadmaster_engine.run.joining import THREADS
+from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
+from loadmaster_engine.run.rendezvous import RENDEZVOUS_TIMEOUT
+from loadmaster_hookspecs.events import HOST_RANK, Event, Stage, StageFinished, StageStarted
+from loadmaster_hookspecs.executors import Executor, WorkerSpec
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
+
+PLAN_TIMEOUT = 300.0
+START_TIMEOUT = 180.0
+STAGE_TIMEOUT = 120.0
+"""Seconds for planning, for starting processes with all their imports, and for a stage that moves no weights."""
+
+SLOWEST_STORAGE = 10e6
+"""Bytes per second. A load that is slower than this on average is stopped as stalled."""
+
+
+class Timeline:
+    """The host's own stages: timed, and told to observers."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._emit = emit
+
+    @contextmanager
+    def stage(self, name: Stage, nbytes: int = 0) -> Iterator[None]:
+        """Time a stage. A stage that is entered again, as after a second plan, counts its latest run."""
+        self._emit(StageStarted(rank=HOST_RANK, stage=name))
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self._emit(StageFinished(rank=HOST_RANK, stage=name, seconds=self.seconds[name], nbytes=nbytes))
+
+
+def make_plan_in(
+    executor: Executor, host: PluginHost, index: CheckpointIndex, settings: PlanSettings, timeline: Timeline
+) -> LoadPlan:
+    """Return the plan, made by the executor's planner."""
+    with timeline.stage("plan"):
+        spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host.record())
+        body = encode(PlanRequest(index=index, settings=settings))
+        return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
+
+
+def bring_up(
+    executor: Executor, host: PluginHost, plan: LoadPlan, init_method: str, timeline: Timeline
+) -> tuple[RankReport, ...]:
+    """Take all ranks from nothing to serving and return what each did."""
+    world = len(plan.ranks)
+    with timeline.stage("spawn"):
+        executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
+        executor.call("assign", assign(plan), timeout=STAGE_TIMEOUT)
+    with timeline.stage("rendezvous"):
+        opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
+        executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
+    total = sum(rank.bytes_planned for rank in plan.ranks)
+    with timeline.stage("reserve"):
+        executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
+    with timeline.stage("load", total):
+        executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
+    with timeline.stage("bind"):
+        executor.call("bind", b"", timeout=STAGE_TIMEOUT)
+    with timeline.stage("verify"):
+        return tuple(decode(result.body, RankReport) for result in executor.call("verify", b"", timeout=STAGE_TIMEOUT))
+
+
+def init_method_for(separate_processes: bool, wanted: str, world_size: int) -> str:
+    """Return how the ranks meet: threads of one process need no address."""
+    return wanted if separate_processes or world_size == 1 else THREADS
+
+
+def load_report(
+    plan: LoadPlan, ranks: tuple[RankReport, ...], seconds: dict[str, float], notices: tuple[str, ...]
+) -> LoadReport:
+    """Return the report over all ranks."""
+    return LoadReport(
+        digest=plan.digest,
+        seconds=seconds,
+        bytes_planned=sum(rank.bytes_planned for rank in ranks),
+        bytes_read=sum(rank.bytes_read for rank in ranks),
+        bytes_unique=plan.ledger.bytes_unique,
+        ranks=ranks,
+        notices=notices,
+    )
+
+
+def _spec(host: PluginHost, rank: int, world_size: int) -> WorkerSpec:
+    """Return what a worker is told. Ranks of one node share its processors evenly."""
+    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+    return WorkerSpec(rank=rank, world_size=world_size, service=WORKER, host=host.record(), threads=threads)

@@ -1,0 +1,44 @@
+"""The arguments and options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from loadmaster_hookspecs.dtypes import FLOATS, TORCH_NAMES
+from loadmaster_hookspecs.plan import ReadMode
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+DTYPES = ("auto", *sorted(TORCH_NAMES[name] for name in FLOATS))
+"""Values of `--dtype`."""
+
+
+def model_argument(command: Decorated) -> Decorated:
+    """Add the MODEL argument: a folder or any other address that a source plugin opens."""
+    return click.argument("model", metavar="MODEL")(command)
+
+
+def json_option(command: Decorated) -> Decorated:
+    """Add `--json`. Its value reaches the command through the session, which has looked for it before."""
+    return click.option("--json", is_flag=True, expose_value=False, help="Print exactly one JSON document on stdout.")(command)
+
+
+def plan_options(command: Decorated) -> Decorated:
+    """Add the options that decide a plan, named as the arguments of `loadmaster.plan`."""
+    options = (
+        click.option("--tp", "tensor_parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+                     help="Ranks to split the model over."),
+        click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
+                     help="Type of the parameters; auto keeps what the tensors have."),
+        click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+                     help="Where the ranks compute."),
+        click.option("--read-mode", type=click.Choice(get_args(ReadMode)), default="auto", show_default=True,
+                     help="How bytes leave the files."),
+        click.option("--equal-ranks", is_flag=True, help="Refuse a split whose ranks differ in size."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command

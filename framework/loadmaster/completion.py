@@ -1,0 +1,85 @@
+"""Completing prompts: token by token over an executor, in the host process and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from loadmaster.sampling import Defaults, Request, resolve
+from loadmaster_engine.run.messages import Prompts, Tokens, decode, encode
+from loadmaster_hookspecs.errors import UsageError
+from loadmaster_hookspecs.models import ModelOutline, Tokenizer
+
+FinishReason = Literal["stop", "length"]
+
+Step = Callable[[str, bytes], bytes]
+"""Sends one call to all ranks and returns the answer of rank 0."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one prompt. `token_ids` leaves out the prompt and the stop token that ended it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], outline: ModelOutline) -> None:
+    """Raise UsageError for a prompt that is empty, too long, or has ids outside the vocabulary."""
+    for number, prompt in enumerate(prompts):
+        where: dict[str, str | int] = {"prompt": number}
+        if not prompt:
+            raise UsageError("LM-USAGE-PROMPT", "a prompt has no tokens", where=where)
+        if outline.max_positions and len(prompt) > outline.max_positions:
+            why = f"{len(prompt)} tokens, the model has {outline.max_positions} positions"
+            raise UsageError("LM-USAGE-PROMPT", "a prompt is longer than the model allows", where=where, why=why)
+        if not all(0 <= token < outline.vocab_size for token in prompt):
+            why = f"ids reach from {min(prompt)} to {max(prompt)}, the vocabulary has {outline.vocab_size}"
+            raise UsageError("LM-USAGE-PROMPT", "a token id is not in the vocabulary", where=where, why=why)
+
+
+def complete(
+    prompts: Sequence[Sequence[int]],
+    request: Request,
+    defaults: Defaults,
+    outline: ModelOutline,
+    step: Step,
+) -> list[tuple[tuple[int, ...], FinishReason]]:
+    """Return tokens and finish reason for every prompt, run as one batch until the last one has ended."""
+    rows = tuple(tuple(prompt) for prompt in prompts)
+    room = [_room(len(row), request, outline) for row in rows]
+    sampling = tuple(resolve(request, defaults, number) for number in range(len(rows)))
+    answers: list[list[int]] = [[] for _ in rows]
+    reasons: list[FinishReason | None] = [None for _ in rows]
+    drawn = decode(step("begin", encode(Prompts(rows=rows, sampling=sampling))), Tokens).ids
+    while True:
+        for row, token in enumerate(drawn):
+            if reasons[row] is None:
+                reasons[row] = _take(token, answers[row], room[row], defaults)
+        if all(reasons):
+            break
+        drawn = decode(step("append", encode(Tokens(ids=drawn))), Tokens).ids
+    step("end", b"")
+    return [(tuple(answer), reason or "length") for answer, reason in zip(answers, reasons, strict=True)]
+
+
+def to_completion(ids: tuple[int, ...], reason: FinishReason, tokenizer: Tokenizer | None) -> Completion:
+    """Return the completion with its text, which is empty for a model without a tokenizer."""
+    text = tokenizer.decode(ids) if tokenizer else ""
+    return Completion(text=text, token_ids=ids, finish_reason=reason)
+
+
+def _room(prompt: int, request: Request, outline: ModelOutline) -> int:
+    """Return how many tokens an answer may have: a model's last position can still predict one."""
+    if not outline.max_positions:
+        return request.max_tokens
+    return min(request.max_tokens, outline.max_positions - prompt + 1)
+
+
+def _take(token: int, answer: list[int], room: int, defaults: Defaults) -> FinishReason | None:
+    if token in defaults.stop:
+        return "stop"
+    answer.append(token)
+    return "length" if len(answer) >= room else None

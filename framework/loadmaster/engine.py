@@ -1,0 +1,227 @@
+"""The engine: a model that is planned, loaded over its ranks, verified, and ready to answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in
+from loadmaster.checkpoints import SmallFiles, open_index
+from loadmaster.completion import Completion, check_prompts, complete, to_completion
+from loadmaster.host import PluginHost, PluginSelection
+from loadmaster.plans import Plan
+from loadmaster.sampling import Request, read_defaults
+from loadmaster_engine.plan.preflight import preflight
+from loadmaster_engine.report import LoadReport, RankReport
+from loadmaster_engine.run.messages import Tokens, encode
+from loadmaster_engine.run.rendezvous import check_init_method
+from loadmaster_hookspecs.errors import IntegrityError, UsageError
+from loadmaster_hookspecs.events import Event, Notice
+from loadmaster_hookspecs.executors import EventSink
+from loadmaster_hookspecs.models import Tokenizer
+from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadMode
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+STEP_TIMEOUT = 600.0
+"""Seconds that one step of all ranks may take: a long prompt on a slow machine is one step."""
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """A loaded model. Use it as a context manager: leaving it ends its workers and gives their memory back.
+
+    Args:
+        path: a folder or a single file.
+        tensor_parallel: number of ranks to split the model over.
+        executor: `inline` runs all ranks in this process, `multiprocess` one worker process per rank. Default: inline for one
+            rank, multiprocess for several.
+        dtype, device, read_mode, equal_ranks, strict: as in `loadmaster.plan`.
+        distributed_init_method: how worker processes find each other: `auto`, `tcp://HOST:PORT`, `env://`, `file:///PATH`.
+        on_event: called in this process with every event of the load.
+        selection: which installed plugins take part (default: what the environment says).
+        plugins: further plugins: modules, instances or import names. Worker processes import them by name.
+
+    The constructor returns when all ranks have verified what they loaded. It raises what `loadmaster.plan` raises,
+    ResourceError when memory is short, and WorkerError, naming rank and stage, when a worker fails, dies or is too slow.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tensor_parallel: int = 1,
+        executor: str | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+        read_mode: ReadMode = "auto",
+        equal_ranks: bool = False,
+        strict: bool = False,
+        distributed_init_method: str = "auto",
+        on_event: EventSink | None = None,
+        selection: PluginSelection | None = None,
+        plugins: Sequence[object] = (),
+    ) -> None:
+        begin = time.perf_counter()
+        self._on_event = on_event
+        self._notices: list[str] = []
+        self._host = PluginHost(selection, plugins)
+        self._timeline = Timeline(self._observe)
+        for notice in self._host.notices:
+            self._observe(Notice(rank=-1, text=notice))
+        settings = PlanSettings(
+            tensor_parallel=tensor_parallel,
+            dtype=dtype,
+            device=device,
+            read_mode=read_mode,
+            equal_ranks=equal_ranks,
+            strict=strict,
+        )
+        factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
+        with self._timeline.stage("index"):
+            self._index = open_index(self._host, path)
+            preflight(self._host, self._index, settings)
+        check_init_method(distributed_init_method, os.environ, tensor_parallel)
+        self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
+        self._executor = factory.create(preload=self._host.preload(), on_event=self._observe)
+        self._tokenizer: Tokenizer | None = None
+        try:
+            plan, ranks = self._load(settings)
+        except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
+            self._executor.stop()
+            raise
+        self._plan = Plan(plan)
+        self._defaults = read_defaults(self._index)
+        if self._defaults.notice:
+            self._observe(Notice(rank=-1, text=self._defaults.notice))
+        seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
+        self._report = load_report(plan, ranks, seconds, tuple(self._notices))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was executed."""
+        return self._plan
+
+    @property
+    def report(self) -> LoadReport:
+        """What the load did: seconds and bytes in total, per stage and per rank."""
+        return self._report
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines worth telling the user once, in the order in which they came up."""
+        return tuple(self._notices)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises UsageError when none lies beside the weights."""
+        if self._tokenizer is None:
+            source = self._host.open_source(self._index.source)
+            self._tokenizer = self._host.family(self._plan.data.family).tokenizer(self._index, SmallFiles(source))
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        chat: bool = False,
+    ) -> list[Completion]:
+        """Complete prompts as one batch and return the answers in their order.
+
+        Args:
+            prompts: texts, or sequences of token ids; a single text is a batch of one.
+            max_tokens: length of an answer in tokens, at most.
+            temperature, top_k, top_p: sampling; None takes the model's own default, 0 as temperature the likeliest token.
+            seed: makes sampling repeatable; row `i` uses `seed + i`.
+            chat: treat every text as a user's message and render it with the model's chat template.
+
+        Raises UsageError for values out of range and prompts that are empty or too long.
+        """
+        request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = [self._encode(prompt, chat) for prompt in batch]
+        outline = self._plan.data.outline
+        check_prompts(rows, outline)
+        if not rows:
+            return []
+        answers = complete(rows, request, self._defaults, outline, self._step)
+        tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
+        return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the prefill logits of one sequence, float32 [tokens, vocabulary], for verification."""
+        import numpy as np
+
+        check_prompts([token_ids], self._plan.data.outline)
+        results = self._executor.call("logits", encode(Tokens(ids=tuple(token_ids))), timeout=STEP_TIMEOUT)
+        bulk = results[0].bulk
+        if bulk is None:
+            raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
+        return np.frombuffer(bulk, dtype=np.float32).reshape(len(token_ids), -1).copy()
+
+    def close(self) -> None:
+        """End the workers and release their memory. Safe to call twice."""
+        self._executor.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
+        """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
+        plan = make_plan_in(self._executor, self._host, self._index, settings, self._timeline)
+        self._announce(plan)
+        try:
+            return plan, bring_up(self._executor, self._host, plan, self._method, self._timeline)
+        except IntegrityError as error:
+            if error.code != "LM-TIE-DIFFERS":
+                raise
+        self._executor.stop()
+        return self._load(msgspec.structs.replace(settings, untie=True))
+
+    def _announce(self, plan: LoadPlan) -> None:
+        for finding in plan.findings:
+            self._observe(Notice(rank=-1, text=finding.message))
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, Notice):
+            self._notices.append(event.text)
+        self._host.emit(event)
+        if self._on_event:
+            self._on_event(event)
+
+    def _step(self, op: str, body: bytes) -> bytes:
+        return self._executor.call(op, body, timeout=STEP_TIMEOUT)[0].body
+
+    def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not isinstance(prompt, str):
+            if chat:
+                raise UsageError("LM-USAGE-CHAT", "chat needs texts, not token ids")
+            return list(prompt)
+        if chat:
+            messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
+            return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)
+        return self.tokenizer.encode(prompt)
+
+    def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
+        """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""
+        if any(isinstance(prompt, str) for prompt in prompts):
+            return True
+        try:
+            return bool(self.tokenizer)
+        except UsageError:
+            return False

@@ -1,0 +1,95 @@
+"""Building one rank's model: transformers' modules on the meta device, computed buffers, and the rank's head mapping."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.sharding import Interval, ModulePlacement
+from loadmaster_plugins.transformers_models.attention import KV_INDEX
+from loadmaster_plugins.transformers_models.outline import outline_of
+from loadmaster_plugins.transformers_models.skeleton import build_skeleton
+
+
+class TransformersModel:
+    """A transformers causal language model of one rank, driven token by token."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self._model = module
+        names = inspect.signature(type(module).forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module tree. Its parameters are on the meta device until the kernel binds them."""
+        return self._model
+
+    def new_cache(self) -> DynamicCache:
+        """Return an empty cache that honours the model's sliding windows."""
+        return DynamicCache(config=self._model.config)
+
+    def forward(
+        self, tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any, *, last_only: bool
+    ) -> torch.Tensor:
+        """Return float logits [batch, 1 or new tokens, vocabulary]."""
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=cache is not None,
+            logits_to_keep=1 if last_only else 0,
+            **{self._cache_argument: cache},
+        )
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+def build_model(config: Mapping[str, Any], dtype: str, placements: Sequence[ModulePlacement]) -> TransformersModel:
+    """Build the model of one rank. Nothing but its computed buffers takes memory."""
+    model = build_skeleton(config, dtype)
+    _compute_buffers(model)
+    _map_heads(model, outline_of(config), placements)
+    return TransformersModel(model)
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Give every buffer that no file holds its storage and its value, as transformers' own initialisation computes it."""
+    stored = set(model.state_dict())
+    for path, module in model.named_modules():
+        names = [name for name, buffer in module.named_buffers(recurse=False) if f"{path}.{name}" not in stored]
+        for name in names:
+            module.register_buffer(name, torch.empty_like(module.get_buffer(name), device="cpu"), persistent=False)
+        if names:
+            with torch.no_grad():
+                model._init_weights(module)  # type: ignore[no-untyped-call]
+
+
+def _map_heads(model: PreTrainedModel, outline: ModelOutline, placements: Sequence[ModulePlacement]) -> None:
+    """Tell attention modules which key-value head each query head uses, where a rank's heads are not evenly grouped."""
+    ratio = outline.query_heads // outline.kv_heads
+    owned = {placed.path: placed.placement.owns.get("out") for placed in placements}
+    for path, queries in owned.items():
+        parent, _, name = path.rpartition(".")
+        keys = owned.get(f"{parent}.k_proj")
+        if name != "q_proj" or not queries or not keys:
+            continue
+        index = kv_index(_heads(queries[0], outline.head_dim), _heads(keys[0], outline.head_dim), ratio)
+        if index is not None:
+            setattr(model.get_submodule(parent), KV_INDEX, torch.tensor(index))
+
+
+def kv_index(queries: Interval, keys: Interval, ratio: int) -> list[int] | None:
+    """Return the local key-value head of each local query head, or None where equal runs in order say the same."""
+    index = [head // ratio - keys.start for head in range(queries.start, queries.stop)]
+    repeats, rest = divmod(queries.size, keys.size)
+    uniform = rest == 0 and index == [head for head in range(keys.size) for _ in range(repeats)]
+    return None if uniform else index
+
+
+def _heads(elements: Interval, head_dim: int) -> Interval:
+    return Interval(elements.start // head_dim, elements.stop // head_dim)

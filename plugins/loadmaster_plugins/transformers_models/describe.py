@@ -1,0 +1,60 @@
+"""From a checkpoint index to the model specification that the planner works on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from loadmaster_hookspecs.errors import PlanError
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.models import ModelSpec
+from loadmaster_plugins.transformers_models.modules import float_buffers, module_specs
+from loadmaster_plugins.transformers_models.outline import outline_of, text_config
+from loadmaster_plugins.transformers_models.skeleton import build_skeleton
+from loadmaster_plugins.transformers_models.stored_names import map_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def describe_model(index: CheckpointIndex, family: str) -> ModelSpec:
+    """Return modules, ties and the name map. Raises PlanError for models that this family cannot describe."""
+    refuse_quantised(index)
+    outline = outline_of(index.config)
+    model = build_skeleton(index.config, "F32")
+    names = map_names(model, index.tensors)
+    modules = tuple(module_specs(model, model.tp_plan or {}, outline, float_buffers(model)))
+    return ModelSpec(
+        family=family,
+        outline=outline,
+        modules=modules,
+        sources=names.sources,
+        ties=dict(model.get_expanded_tied_weights_keys()),
+        ignored=names.ignored,
+        unexpected=names.unexpected,
+        keep_float32=_kept_in_float32(model),
+    )
+
+
+def refuse_quantised(index: CheckpointIndex) -> None:
+    """Raise PlanError for a checkpoint whose weights are packed: no plugin claims them."""
+    settings = text_config(index.config).get("quantization_config") or index.config.get("quantization_config")
+    packed = [name for name in index.tensors if name.endswith((".qweight", ".weight_packed", ".weight_scale", ".absmax"))]
+    if not settings and not packed:
+        return
+    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
+    raise PlanError(
+        "LM-QUANT-UNCLAIMED",
+        f"the weights are quantised ({method}) and no active plugin reads them",
+        where={"tensor": packed[0]} if packed else {"file": "config.json"},
+        hints=["install or enable the plugin for this quantisation", "see what is active: loadmaster plugins list"],
+    )
+
+
+def _kept_in_float32(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the parameters that the model's authors want in float32 whatever the rest is loaded as."""
+    patterns = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    if not patterns:
+        return ()
+    expression = re.compile("|".join(rf"(^|\.){re.escape(pattern)}($|\.)" for pattern in patterns))
+    return tuple(name for name, _ in model.named_parameters() if expression.search(name))

@@ -1,0 +1,60 @@
+"""The model as transformers builds it, on the meta device: structure without storage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loadmaster_hookspecs.dtypes import TORCH_NAMES
+from loadmaster_hookspecs.errors import PlanError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return transformers' configuration object. Code that a checkpoint brings along is never run.
+
+    Raises PlanError for a model type that the installed transformers does not know, and for values it rejects.
+    """
+    from transformers import CONFIG_MAPPING
+
+    plain = copy.deepcopy({key: value for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")})
+    model_type = plain.get("model_type", "")
+    try:
+        made: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(plain)
+        return made
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PlanError(
+            "LM-MODEL-UNKNOWN",
+            f"transformers cannot make a configuration of model type {model_type!r}",
+            where={"file": "config.json"},
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            hints=["install a transformers version that knows this model", "code from the checkpoint itself is never run"],
+        ) from error
+
+
+def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
+    """Return the causal language model with all parameters and buffers on the meta device."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from loadmaster_plugins.transformers_models.attention import ATTENTION, register_attention
+
+    register_attention()
+    made = build_config(config)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                made, dtype=getattr(torch, TORCH_NAMES[dtype]), attn_implementation=ATTENTION
+            )
+    except ValueError as error:
+        raise PlanError(
+            "LM-MODEL-UNSUPPORTED",
+            f"model type {made.model_type!r} cannot be run as a causal language model",
+            where={"file": "config.json"},
+            why=str(error).splitlines()[0],
+        ) from error
+    model.train(False)
+    return model
