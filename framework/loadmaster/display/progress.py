@@ -88,7 +88,7 @@ class PlainDisplay:
         stage = self._progress.stage
         finished = self._progress.observe(event, self._clock())
         if self._progress.stage != stage:
-            self._tenth = 0
+            self._tenth, self._last = 0, self._clock()
         if isinstance(event, Notice) and event.text not in self._notices:
             self._notices.add(event.text)
             self._write(f"note      {event.text}")

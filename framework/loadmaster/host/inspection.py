@@ -48,7 +48,7 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str) -> tuple[
     try:
         manager.register(plugin, name)
     except pluggy.PluginValidationError as error:
-        if manager.has_plugin(name):
+        if manager.has_plugin(name):  # pluggy before 1.7 keeps the hooks that it had accepted before the wrong one
             manager.unregister(name=name)
         raise UnfitPlugin(" ".join(str(error).split())) from error
     return hooks

@@ -175,6 +175,6 @@ def _refuse_copies(copies: dict[str, list[str]]) -> None:
         "LM-TENSOR-DUPLICATE",
         f"{count(len(copies), 'tensor')} in more than one file and nothing says which counts",
         where={"files": fold(files)},
-        why=fold([quoted(name) for name in copies]),
+        why=fold([quoted(name) for name in sorted(copies)]),
         hints=("remove the files of the copy that is not wanted", "or give the path of the one .safetensors file to load"),
     )

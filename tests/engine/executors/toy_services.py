@@ -129,6 +129,11 @@ class Toy:
         os.kill(os.getpid(), signal.SIGSTOP)
         return "continued"
 
+    def do_freeze_later(self, _: object) -> object:
+        """Answer, then stop the whole process."""
+        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
+        return "soon"
+
     def do_bulk(self, nbytes: int) -> object:
         return Result(body=encode(self.rank), bulk=memoryview(pattern(self.rank, nbytes)))
 
@@ -156,7 +161,7 @@ class Toy:
     def do_signals(self, _: object) -> object:
         """The signals that are ignored, blocked and caught, as the kernel sees them."""
         status = Path("/proc/self/status").read_text().splitlines()
-        return {line.split(":")[0]: int(line.split()[1], 16) for line in status if line.startswith("Sig")}
+        return {line.split(":")[0]: int(line.split()[1], 16) for line in status if line[:6] in ("SigBlk", "SigIgn", "SigCgt")}
 
     def do_meet(self, _: object) -> object:
         """Needs two ranks at once in one process."""
@@ -219,6 +224,17 @@ def crashing(spec: WorkerSpec) -> Toy:
 def slow(spec: WorkerSpec) -> Toy:
     time.sleep(60)
     return Toy(spec)
+
+
+class Clinging(Toy):
+    """Does not close."""
+
+    def close(self) -> None:
+        time.sleep(60)
+
+
+def clinging(spec: WorkerSpec) -> Toy:
+    return Clinging(spec)
 
 
 def pattern(rank: int, nbytes: int) -> bytes:

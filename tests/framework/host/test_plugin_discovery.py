@@ -92,6 +92,7 @@ def test_an_optional_unknown_hook_is_accepted(site: FakeSite) -> None:
     [
         ("def loadmaster_formats():\n    return []\n", "loadmaster_formats is not marked with @hookimpl"),
         ("@hookimpl\ndef loadmaster_formats(source):\n    return []\n", "'source'"),
+        ("@hookimpl\ndef loadmaster_event(event): ...\n@hookimpl\ndef loadmaster_formats(where):\n    return []\n", "'where'"),
         ("@hookimpl(wrapper=True)\ndef loadmaster_formats():\n    return (yield)\n", "hook wrapper"),
         ("@hookimpl(hookwrapper=True)\ndef loadmaster_formats():\n    yield\n", "hook wrapper"),
     ],

@@ -116,18 +116,20 @@ class Server:
             raise self._death()
 
     def await_exits(self, handles: Sequence[WorkerHandle], deadline: Deadline) -> None:
-        """Take in notices until all workers that have a process have exited, at most until the deadline."""
-        while not deadline.expired and any(handle.pid and handle.code is None for handle in handles):
+        """Take in notices until all workers have exited, at most until the deadline."""
+        while not deadline.expired and any(handle.code is None for handle in handles):
             if readable(self.fileno(), deadline.remaining):
                 self.take_notices()
 
     def release(self, handles: Sequence[WorkerHandle]) -> None:
         """Kill workers that still run, wait until they are gone, and close what belongs to them."""
+        # A worker that is not forked yet is forgotten here, and killed when its notice comes.
+        self._handles = {number: handle for number, handle in self._handles.items() if handle not in handles or handle.pid}
         for handle in handles:
             handle.send_signal(signal.SIGKILL)
         try:
             if not self._ended:
-                self.await_exits(handles, Deadline(REAP_SECONDS))
+                self.await_exits([handle for handle in handles if handle.pid], Deadline(REAP_SECONDS))
         except LoadmasterError:
             pass  # the server has ended, and its workers with it
         finally:
@@ -184,7 +186,7 @@ def _launch(control: int, liveness: int) -> subprocess.Popen[bytes]:
     output = subprocess.DEVNULL if sys.__stderr__ is None else 2
     try:
         return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(control), str(liveness), str(os.getpid()), *sys.path],
+            [sys.executable, "-u", "-c", _BOOT, str(control), str(liveness), str(os.getpid()), *sys.path],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
