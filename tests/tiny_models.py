@@ -33,7 +33,7 @@ def make_model(family: str, *, seed: int = 0, **sizes: Any) -> torch.nn.Module:
     """Return a random float32 model whose every parameter, biases and norms included, has values of its own."""
     config = AutoConfig.for_model(family, **{**SIZES, **sizes})
     generator = torch.Generator().manual_seed(seed)
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             centre = 1.0 if parameter.ndim == 1 and not family.startswith("gemma") else 0.0

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from checkpoints import (
     CONFIG,
@@ -28,9 +30,9 @@ from checkpoints import (
     write_single,
 )
 from loadmaster_hookspecs.errors import IntegrityError
-from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.formats import CheckpointIndex, FileRef
 from loadmaster_plugins.hf_safetensors import loadmaster_formats
-from loadmaster_plugins.hf_safetensors.loader import HfSafetensors
+from loadmaster_plugins.hf_safetensors.loader import HfSafetensors, fingerprint
 from loadmaster_plugins.local_source.provider import LocalProvider
 
 
@@ -74,7 +76,8 @@ class TestSingleFile:
         assert index.config == CONFIG
         assert index.generation == {"temperature": 0.1}
         assert (index.format, index.source) == ("hf-safetensors", str(folder))
-        assert index.ignored == index.findings == ()
+        assert not index.ignored
+        assert not index.findings
 
     def test_the_file_record_describes_size_and_header(self, tmp_path: Path) -> None:
         content = (write_single(tmp_path) / "model.safetensors").read_bytes()
@@ -225,6 +228,31 @@ class TestStaleIndex:
         assert "'layers.9.a'" in error.report.why
 
 
+FILE_NAMES = st.sampled_from(["a.safetensors", "b.safetensors", "c.safetensors"])
+TENSOR_NAMES = st.sampled_from(["t0", "t1", "t2", "t3"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(FILE_NAMES, st.sets(TENSOR_NAMES), max_size=3),
+    st.dictionaries(TENSOR_NAMES, FILE_NAMES, min_size=1),
+)
+def test_any_index_over_any_files_gives_exactly_its_tensors_or_a_refusal(
+    held: dict[str, set[str]], listed: dict[str, str]
+) -> None:
+    """Where a tensor is taken from follows from who holds it: its own file, else the only other one, else nobody."""
+    files = {name: save(tensors(sorted(content))) for name, content in held.items()}
+    source = MemorySource(files | {INDEX: json.dumps({"weight_map": listed}).encode(), "config.json": b"{}"})
+    holders = {tensor: [name for name, content in held.items() if tensor in content] for tensor in listed}
+    if any(file not in holders[tensor] and len(holders[tensor]) != 1 for tensor, file in listed.items()):
+        with pytest.raises(IntegrityError, match=r"LM-SHARD-MISSING|LM-TENSOR-MISSING|LM-TENSOR-DUPLICATE"):
+            HfSafetensors().open(source)
+        return
+    index = HfSafetensors().open(source)
+    assert homes(index) == {t: file if file in holders[t] else holders[t][0] for t, file in listed.items()}
+    assert bool(index.findings) == (homes(index) != listed)
+
+
 class TestExtrasAndDuplicates:
     def test_an_extra_file_is_not_even_opened_when_the_index_is_right(self, tmp_path: Path) -> None:
         write_shards(tmp_path, three_parts())
@@ -335,9 +363,6 @@ class TestFingerprint:
 
     def test_it_is_a_known_value(self) -> None:
         """Pin the recipe: another value would make every stored plan look foreign."""
-        from loadmaster_hookspecs.formats import FileRef
-        from loadmaster_plugins.hf_safetensors.loader import fingerprint
-
         file = FileRef(id=0, name="m.safetensors", size=10, header_bytes=10, header_sha256="ab")
         expected = hashlib.sha256(b'[[["m.safetensors",10,"ab"]],{"a":1,"b":[2.5,"\\u00fc"]}]').hexdigest()
         assert fingerprint([file], {"b": [2.5, "\u00fc"], "a": 1}) == expected

@@ -69,15 +69,15 @@ def failed_event(error: LoadmasterError) -> Failed:
     )
 
 
-def refusal(cause: BaseException) -> LoadmasterError:
-    """Return the error for a call to ranks that ended because of `cause`."""
+def refusal(cause: BaseException) -> ErrorReport:
+    """Return the error, as data, for calls to ranks that ended because of `cause`."""
     summary = cause.report.summary if isinstance(cause, LoadmasterError) else type(cause).__name__
     return WorkerError(
         "LM-EXECUTOR-ENDED",
         f"the ranks ended after an earlier error: {summary}",
         where=cause.report.where if isinstance(cause, LoadmasterError) else {},
         hints=["stop the executor and start it again"],
-    )
+    ).report
 
 
 def not_started() -> LoadmasterError:

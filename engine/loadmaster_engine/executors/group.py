@@ -8,7 +8,7 @@ from typing import Protocol
 
 from loadmaster_engine.executors.deadline import Deadline
 from loadmaster_engine.executors.failure import already_started, failed_event, not_started, one_each, refusal
-from loadmaster_hookspecs.errors import LoadmasterError, UsageError
+from loadmaster_hookspecs.errors import ErrorReport, LoadmasterError, UsageError, from_report
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
 
 
@@ -57,7 +57,7 @@ class GroupExecutor:
         self._on_event = on_event
         self._group: RankGroup | None = None
         self._size = 0
-        self._cause: BaseException | None = None
+        self._refusal: ErrorReport | None = None
 
     @property
     def name(self) -> str:
@@ -89,8 +89,8 @@ class GroupExecutor:
         """Send one call to every rank (one body for all, or one each) and return the answers in rank order."""
         if self._group is None:
             raise not_started()
-        if self._cause is not None:
-            raise refusal(self._cause)
+        if self._refusal is not None:
+            raise from_report(self._refusal)
         each = one_each(bodies, self._size)
         with self._refusing_after_error(), self._ending_on_error(self._group):
             return self._group.call(op, each, Deadline(timeout))
@@ -99,10 +99,10 @@ class GroupExecutor:
         """End all ranks: ask, then force. Safe to call twice; the executor can then be started again."""
         group, self._group = self._group, None
         try:
-            if group is not None and self._cause is None:
+            if group is not None and self._refusal is None:
                 group.stop()
         finally:
-            self._cause = None
+            self._refusal = None
             if group is not None:
                 group.end()
             self._workplace.close()
@@ -112,7 +112,7 @@ class GroupExecutor:
         try:
             yield
         except BaseException as cause:
-            self._cause = cause
+            self._refusal = refusal(cause)
             raise
 
     @contextmanager

@@ -59,6 +59,12 @@ def copy_regions(
     )
 
 
+def canonical(region: Region) -> Region:
+    """Return the region in the one form that all equal sets of runs share: loops that are tight on their own side merge."""
+    run, loops = _collapse([*((count, stride, stride) for count, stride in region.steps), (region.run, 1, 1)])
+    return Region(region.offset, run, tuple((count, stride) for count, stride, _ in loops))
+
+
 def _collapse(loops: list[Loop]) -> tuple[int, list[Loop]]:
     """Merge loops that are tight on both sides; return the innermost run in elements and the loops that remain."""
     run = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from loadmaster_engine.plan.boxes import canonical
 from loadmaster_engine.plan.coverage import tiling_fault, union_size
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.findings import Ignored
@@ -66,7 +67,7 @@ def _prove_arena(rank: RankPlan) -> None:
 def _prove_tensor(index: CheckpointIndex, name: str, regions: Sequence[Region]) -> None:
     """Prove that the ranks together read every byte of a stored tensor; they may read a byte more than once."""
     tensor = index.tensors[name]
-    distinct = list(dict.fromkeys(regions))
+    distinct = list(dict.fromkeys(map(canonical, regions)))
     fault = tiling_fault(distinct, tensor.start, tensor.stop) if tensor.nbytes else None
     if fault:
         raise _fault_error(fault, {"tensor": name, "file": index.files[tensor.file].name}, "file byte")

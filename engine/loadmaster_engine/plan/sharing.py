@@ -7,6 +7,7 @@ from itertools import pairwise, product
 
 import msgspec
 
+from loadmaster_engine.plan.boxes import canonical
 from loadmaster_engine.plan.parameters import Block, LocalTensor
 from loadmaster_hookspecs.plan import ReadMode, ReadOp, Region
 
@@ -27,11 +28,11 @@ def mark_repeated(ranks: Sequence[Sequence[ReadOp]], mode: ReadMode) -> list[tup
     for ops in ranks:
         row = []
         for op in ops:
-            key = (op.file, op.source)
+            key = (op.file, canonical(op.source))
             if key in seen:
                 op = msgspec.structs.replace(op, repeated=True, via=op.via if mode == "direct" else "gathered")
             row.append(op)
-        seen.update((op.file, op.source) for op in ops)
+        seen.update((op.file, canonical(op.source)) for op in ops)
         marked.append(tuple(row))
     return marked
 

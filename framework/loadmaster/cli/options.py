@@ -7,13 +7,12 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from loadmaster_hookspecs.dtypes import FLOATS, TORCH_NAMES
 from loadmaster_hookspecs.plan import ReadMode
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-DTYPES = ("auto", *sorted(TORCH_NAMES[name] for name in FLOATS))
-"""Values of `--dtype`."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""The types that the planner knows; it is not asked here, since importing it takes longer than `--help` may."""
 
 
 def model_argument(command: Decorated) -> Decorated:

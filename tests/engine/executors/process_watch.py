@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -39,10 +40,8 @@ def open_files(pid: int) -> dict[int, str]:
     """What the descriptors of a process refer to."""
     found = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
             found[int(link.name)] = os.readlink(link)
-        except FileNotFoundError:
-            pass  # that of the listing itself
     return found
 
 

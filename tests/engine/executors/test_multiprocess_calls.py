@@ -244,7 +244,9 @@ def test_a_forgotten_executor_ends_its_processes(mark: str) -> None:
     assert "Z" not in children(os.getpid()).values()
 
 
-def test_preloaded_modules_are_imported_once_for_all_workers(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preloaded_modules_are_imported_once_for_all_workers(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "imports.txt"
     (tmp_path / "noted_module.py").write_text(f"open({str(log)!r}, 'a').write('imported\\n')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -290,8 +292,7 @@ def test_what_workers_print_goes_to_stderr(mark: str) -> None:
 
 def test_an_event_sink_that_raises_ends_the_call_and_the_ranks(mark: str) -> None:
     def sink(event: Event) -> None:
-        if isinstance(event, Progress):
-            raise LookupError("the observer broke")
+        raise LookupError("the observer broke")
 
     executor = MultiprocessFactory().create(preload=(), on_event=sink)
     executor.start(specs(2), timeout=20)
@@ -301,3 +302,29 @@ def test_an_event_sink_that_raises_ends_the_call_and_the_ranks(mark: str) -> Non
     with pytest.raises(LoadmasterError, match="LookupError"):
         executor.call("echo", b"", timeout=5)
     executor.stop()
+
+
+def test_a_fork_server_that_cannot_be_launched_is_an_error_and_leaves_nothing(
+    workers: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerError, match="/nowhere/python") as caught:
+        workers.start(specs(1), timeout=5)
+    assert caught.value.code == "LM-FORKSERVER-LAUNCH"
+
+
+def test_a_worker_that_cannot_be_forked_is_an_error(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "forkless_module.py").write_text(
+        "import os\ndef refuse(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = refuse\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    executor = MultiprocessFactory().create(preload=["forkless_module"], on_event=lambda event: None)
+    with pytest.raises(WorkerError, match="temporarily unavailable") as caught:
+        executor.start(specs(2), timeout=20)
+    assert caught.value.code == "LM-WORKER-FORK"
+    executor.stop()
+
+
+def test_the_number_of_threads_reaches_libraries_that_are_imported_later(workers: Executor) -> None:
+    workers.start([msgspec.structs.replace(spec, threads=3) for spec in specs(1)], timeout=20)
+    assert values(workers.call("environment", encode(["OMP_NUM_THREADS"]), timeout=5)) == [{"OMP_NUM_THREADS": "3"}]

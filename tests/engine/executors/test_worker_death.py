@@ -64,7 +64,9 @@ def test_a_worker_killed_in_any_stage_is_named_with_signal_and_stage(mark: str, 
     ("number", "hint"),
     [(signal.SIGSEGV, "native code crashed"), (signal.SIGABRT, "stderr"), (signal.SIGTERM, "asked the process to end")],
 )
-def test_each_signal_has_its_hint_and_crashes_leave_a_stack(workers: Executor, events: list[Event], number: int, hint: str) -> None:
+def test_each_signal_has_its_hint_and_crashes_leave_a_stack(
+    workers: Executor, events: list[Event], number: int, hint: str
+) -> None:
     workers.start(specs(2), timeout=20)
     report = death(workers, "signal", number)
     assert report.where["signal"] == signal.Signals(number).name

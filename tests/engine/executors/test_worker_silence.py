@@ -48,7 +48,9 @@ def test_a_process_that_cannot_show_its_stack_shows_its_state(workers: Executor)
     assert "stopped by a signal" in report.traceback
 
 
-def test_a_stopped_process_that_does_not_take_its_call_is_silent_too(workers: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_that_does_not_take_its_call_is_silent_too(
+    workers: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(crew, "STACK_SECONDS", 0.2)
     workers.start(specs(1), timeout=20)
     with pytest.raises(WorkerError):

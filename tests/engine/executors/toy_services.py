@@ -27,6 +27,8 @@ BROKEN = "engine.executors.toy_services:broken"
 CRASHING = "engine.executors.toy_services:crashing"
 SLOW = "engine.executors.toy_services:slow"
 
+SLOW_SECONDS = 60.0
+
 _barrier = threading.Barrier(2)
 
 
@@ -112,6 +114,16 @@ class Toy:
 
     def do_wait(self, seconds: float) -> object:
         return self.aborted.wait(seconds)
+
+    def do_sleep(self, seconds: float) -> object:
+        """Wait in a way that `abort` does not reach."""
+        time.sleep(seconds)
+        return None
+
+    def do_fail_while_others_wait(self, culprit: int) -> object:
+        if self.rank == culprit:
+            raise ValueError("boom-17")
+        return self.do_wait(60)
 
     def do_wait_on(self, rank: int) -> object:
         """Only the given rank does not answer."""
@@ -222,7 +234,7 @@ def crashing(spec: WorkerSpec) -> Toy:
 
 
 def slow(spec: WorkerSpec) -> Toy:
-    time.sleep(60)
+    time.sleep(SLOW_SECONDS)
     return Toy(spec)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster_engine.load.regions import as_array, chunks
-from loadmaster_engine.plan.boxes import copy_regions, intersect, strides, volume, whole
+from loadmaster_engine.plan.boxes import canonical, copy_regions, intersect, strides, volume, whole
 from loadmaster_hookspecs.plan import Region
 
 
@@ -38,7 +38,7 @@ def test_copying_a_box_equals_slicing(
     source, dest = copy_regions(extents, (start, strides(shape), size), (0, strides(dest_shape), size))
     out = np.zeros((*dest_shape, size), dtype=np.uint8)
     for part, target in chunks(source, dest, data.draw(st.integers(1, 40))):
-        as_array(memoryview(out).cast("B"), target)[...] = as_array(memoryview(array.tobytes()), part)
+        as_array(out.reshape(-1).data, target)[...] = as_array(memoryview(array.tobytes()), part)
     expected = np.zeros_like(out)
     expected[tuple(slice(0, extent) for extent in extents)] = array[tuple(slice(a, b) for a, b in box)]
     np.testing.assert_array_equal(out, expected)
@@ -57,6 +57,12 @@ def test_a_row_split_keeps_one_loop() -> None:
     assert dest.contiguous
     assert not source.contiguous
     assert (source.nbytes, source.runs, source.end) == (24, 4, 60)
+
+
+def test_equal_sets_of_runs_have_one_form() -> None:
+    assert canonical(Region(5, 1, ((2, 1),))) == canonical(Region(5, 2)) == Region(5, 2)
+    assert canonical(Region(0, 2, ((3, 8), (2, 2)))) == Region(0, 4, ((3, 8),))
+    assert canonical(Region(0, 2, ((3, 8), (4, 2)))) == Region(0, 24)
 
 
 def test_boxes_meet_or_do_not() -> None:

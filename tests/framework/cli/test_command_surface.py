@@ -59,6 +59,13 @@ def test_every_command_and_option_explains_itself() -> None:
             assert not isinstance(option, click.Option) or option.help, (name, option.opts)
 
 
+def test_the_types_are_those_of_the_planner() -> None:
+    from loadmaster.cli.options import DTYPES
+    from loadmaster_engine.plan.element_types import CHOICES
+
+    assert DTYPES == CHOICES
+
+
 def test_the_summaries_in_the_list_belong_to_existing_commands() -> None:
     from loadmaster.cli.commands import OWN
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -17,6 +18,8 @@ from loadmaster_engine.executors.multiprocess.messages import Message
 Incoming = TypeVar("Incoming")
 
 _CHUNK = 256 << 10
+_INT = struct.Struct("i")
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT.size)
 _SHORTEST = 0.001  # seconds; 0 would mean "do not wait", which is another error when the socket is full
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 
@@ -63,12 +66,13 @@ class Channel(Generic[Incoming]):
         """
         try:
             self._sock.settimeout(None if wait else 0.0)
-            data, descriptors, flags, _ = socket.recv_fds(self._sock, _CHUNK, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._sock.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return 0
         except ConnectionError:
             return None
-        self._descriptors.extend(descriptors)
+        for _, _, numbers in ancillary:
+            self._descriptors.extend(_INT.unpack_from(numbers, place)[0] for place in range(0, len(numbers), _INT.size))
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError("too many descriptors", f"more than {MAX_DESCRIPTORS} came at once")
         self._reader.feed(data)
