@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, LAYERS = 9, 3, 8, 96, 2
 HIDDEN = HEADS * HEAD_DIM
+
+_NORMS = ("input", "post_attention")
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
@@ -56,7 +59,7 @@ def _write_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def _weights(vocabulary: int) -> dict[str, np.ndarray]:
+def _weights(vocabulary: int) -> dict[str, npt.NDArray[np.float32]]:
     shapes = {"model.embed_tokens": (vocabulary, HIDDEN)}
     for layer in range(LAYERS):
         block = f"model.layers.{layer}"
@@ -73,9 +76,6 @@ def _weights(vocabulary: int) -> dict[str, np.ndarray]:
     weights = {f"{name}.weight": numbers.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()}
     norms = ["model.norm", *(f"model.layers.{layer}.{name}_layernorm" for layer in range(LAYERS) for name in _NORMS)]
     return weights | {f"{name}.weight": np.ones(HIDDEN, np.float32) for name in norms}
-
-
-_NORMS = ("input", "post_attention")
 
 
 def _write_json(path: Path, content: object) -> None:

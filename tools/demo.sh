@@ -7,21 +7,34 @@ cd "$(dirname "$0")/.."
 question="What is the capital of France?"
 
 heading() { printf '\n=== %s\n\n' "$1"; }
-show() {
-    printf '$ %s\n' "${*@Q}" >&2
-    "$@"
+
+# Prints the command line that follows, words with blanks in quotes.
+tell() {
+    local word
+    printf '$'
+    for word; do
+        [[ $word == *" "* ]] && word="\"$word\""
+        printf ' %s' "$word"
+    done
+    printf '\n'
 }
 
 model=$(python tools/fetch_demo_model.py)
 
 heading "What the checkpoint holds, from headers alone"
-show loadmaster inspect "$model"
+command=(loadmaster inspect "$model")
+tell "${command[@]}"
+"${command[@]}"
 
 heading "The plan for two ranks of unequal size (6 + 3 heads): every byte has a place before one is read"
-show loadmaster plan "$model" --tp 2
+command=(loadmaster plan "$model" --tp 2)
+tell "${command[@]}"
+"${command[@]}"
 
 heading "The load in two worker processes, the account per rank, and an answer"
-answer=$(show loadmaster run "$model" --tp 2 --executor multiprocess --temperature 0 --max-tokens 32 --chat "$question")
+command=(loadmaster run "$model" --tp 2 --executor multiprocess --temperature 0 --max-tokens 32 --chat "$question")
+tell "${command[@]}"
+answer=$("${command[@]}")
 
 printf '\n%s\n%s\n' "$question" "$answer"
 if [[ $answer != *Paris* ]]; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 from loadmaster_hookspecs.events import Event
@@ -60,6 +61,14 @@ class PluginHost(Protocol):
 
     def emit(self, event: Event) -> None:
         """Tell every observer plugin about an event; a failing observer is reported once and left out."""
+        ...
+
+    def attributed(self, value: object, call: str, *expected: type[Exception]) -> AbstractContextManager[None]:
+        """Return a context for calling `value`, an object that this host handed out.
+
+        An exception inside that is no LoadmasterError leaves as a PluginError that names the plugin with its version and `call`
+        (`describe of model family toy`). What the contract lets the call raise (`expected`) passes unchanged.
+        """
         ...
 
     def record(self) -> HostRecord:

@@ -38,7 +38,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load did in total. `seconds` has the wall time of every stage as the host saw it, `total` among them."""
+    """What a load did in total.
+
+    `seconds` has the wall time of every stage as the host saw it, `total` among them; `memory_usable` the bytes of host memory
+    that later stages may count on (0: not looked at).
+    """
 
     digest: str
     seconds: dict[str, float]
@@ -46,6 +50,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_read: int
     bytes_unique: int
     ranks: tuple[RankReport, ...]
+    memory_usable: int = 0
     notices: tuple[str, ...] = ()
 
     @property

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from loadmaster_engine.plugin_host import PluginHost
+from loadmaster.host import PluginHost, live_record
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
 from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
 from loadmaster_engine.run.rendezvous import RENDEZVOUS_TIMEOUT
 from loadmaster_hookspecs.events import HOST_RANK, Event, Stage, StageFinished, StageStarted
-from loadmaster_hookspecs.executors import Executor, WorkerSpec
+from loadmaster_hookspecs.executors import Executor, HostRecord, WorkerSpec
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
 
@@ -43,18 +43,26 @@ class Timeline:
         self._emit(StageFinished(rank=HOST_RANK, stage=name, seconds=self.seconds[name], nbytes=nbytes))
 
 
+def record_for(separate_processes: bool, host: PluginHost) -> HostRecord:
+    """Return how ranks get their plugin host: rebuilt in processes of their own, the very same one in this process.
+
+    Raises PluginError LM-PLUGIN-NOT-IMPORTABLE for a plugin given as an object that other processes cannot import.
+    """
+    return host.record() if separate_processes else live_record(host)
+
+
 def make_plan_in(
-    executor: Executor, host: PluginHost, index: CheckpointIndex, settings: PlanSettings, timeline: Timeline
+    executor: Executor, host: HostRecord, index: CheckpointIndex, settings: PlanSettings, timeline: Timeline
 ) -> LoadPlan:
     """Return the plan, made by the executor's planner."""
     with timeline.stage("plan"):
-        spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host.record())
+        spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host)
         body = encode(PlanRequest(index=index, settings=settings))
         return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
 
 
 def bring_up(
-    executor: Executor, host: PluginHost, plan: LoadPlan, init_method: str, timeline: Timeline
+    executor: Executor, host: HostRecord, plan: LoadPlan, init_method: str, timeline: Timeline
 ) -> tuple[RankReport, ...]:
     """Take all ranks from nothing to serving and return what each did."""
     world = len(plan.ranks)
@@ -81,7 +89,7 @@ def init_method_for(separate_processes: bool, wanted: str, world_size: int) -> s
 
 
 def load_report(
-    plan: LoadPlan, ranks: tuple[RankReport, ...], seconds: dict[str, float], notices: tuple[str, ...]
+    plan: LoadPlan, ranks: tuple[RankReport, ...], seconds: dict[str, float], memory_usable: int, notices: tuple[str, ...]
 ) -> LoadReport:
     """Return the report over all ranks."""
     return LoadReport(
@@ -91,11 +99,12 @@ def load_report(
         bytes_read=sum(rank.bytes_read for rank in ranks),
         bytes_unique=plan.ledger.bytes_unique,
         ranks=ranks,
+        memory_usable=memory_usable,
         notices=notices,
     )
 
 
-def _spec(host: PluginHost, rank: int, world_size: int) -> WorkerSpec:
+def _spec(host: HostRecord, rank: int, world_size: int) -> WorkerSpec:
     """Return what a worker is told. Ranks of one node share its processors evenly."""
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)
-    return WorkerSpec(rank=rank, world_size=world_size, service=WORKER, host=host.record(), threads=threads)
+    return WorkerSpec(rank=rank, world_size=world_size, service=WORKER, host=host, threads=threads)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in
+from loadmaster import memory
+from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, record_for
 from loadmaster.checkpoints import SmallFiles, open_index
 from loadmaster.completion import Completion, check_prompts, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
@@ -20,7 +21,7 @@ from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
 from loadmaster_engine.run.rendezvous import check_init_method
 from loadmaster_hookspecs.errors import IntegrityError, UsageError
-from loadmaster_hookspecs.events import Event, Notice
+from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import Tokenizer
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadMode
@@ -47,7 +48,8 @@ class Engine:
         distributed_init_method: how worker processes find each other: `auto`, `tcp://HOST:PORT`, `env://`, `file:///PATH`.
         on_event: called in this process with every event of the load.
         selection: which installed plugins take part (default: what the environment says).
-        plugins: further plugins: modules, instances or import names. Worker processes import them by name.
+        plugins: further plugins: modules, instances or import names. Worker processes import them by name; with the inline
+            executor any object will do.
 
     The constructor returns when all ranks have verified what they loaded. It raises what `loadmaster.plan` raises,
     ResourceError when memory is short, and WorkerError, naming rank and stage, when a worker fails, dies or is too slow.
@@ -75,7 +77,7 @@ class Engine:
         self._host = PluginHost(selection, plugins)
         self._timeline = Timeline(self._observe)
         for notice in self._host.notices:
-            self._observe(Notice(rank=-1, text=notice))
+            self._observe(Notice(rank=HOST_RANK, text=notice))
         settings = PlanSettings(
             tensor_parallel=tensor_parallel,
             dtype=dtype,
@@ -85,6 +87,7 @@ class Engine:
             strict=strict,
         )
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
+        self._record = record_for(factory.separate_processes, self._host)
         with self._timeline.stage("index"):
             self._index = open_index(self._host, path)
             preflight(self._host, self._index, settings)
@@ -99,10 +102,11 @@ class Engine:
             raise
         self._plan = Plan(plan)
         self._defaults = read_defaults(self._index)
-        if self._defaults.notice:
-            self._observe(Notice(rank=-1, text=self._defaults.notice))
+        for line in (self._defaults.notice, self._memory.notice):
+            if line:
+                self._observe(Notice(rank=HOST_RANK, text=line))
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
-        self._report = load_report(plan, ranks, seconds, tuple(self._notices))
+        self._report = load_report(plan, ranks, seconds, self._memory.usable, tuple(self._notices))
 
     @property
     def plan(self) -> Plan:
@@ -124,7 +128,9 @@ class Engine:
         """The model's tokenizer. Raises UsageError when none lies beside the weights."""
         if self._tokenizer is None:
             source = self._host.open_source(self._index.source)
-            self._tokenizer = self._host.family(self._plan.data.family).tokenizer(self._index, SmallFiles(source))
+            family = self._host.family(self._plan.data.family)
+            with self._host.attributed(family, f"tokenizer of model family {family.name}"):
+                self._tokenizer = family.tokenizer(self._index, SmallFiles(source))
         return self._tokenizer
 
     def generate(
@@ -183,10 +189,15 @@ class Engine:
 
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
-        plan = make_plan_in(self._executor, self._host, self._index, settings, self._timeline)
+        plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline)
         self._announce(plan)
+        before = memory.available_memory()
+        if settings.device == "cpu":
+            memory.check_fit(plan, before)
         try:
-            return plan, bring_up(self._executor, self._host, plan, self._method, self._timeline)
+            ranks = bring_up(self._executor, self._record, plan, self._method, self._timeline)
+            self._memory = memory.Available(before, memory.available_memory())
+            return plan, ranks
         except IntegrityError as error:
             if error.code != "LM-TIE-DIFFERS":
                 raise
@@ -195,7 +206,7 @@ class Engine:
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:
-            self._observe(Notice(rank=-1, text=finding.message))
+            self._observe(Notice(rank=HOST_RANK, text=finding.message))
 
     def _observe(self, event: Event) -> None:
         if isinstance(event, Notice):

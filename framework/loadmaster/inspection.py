@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_hookspecs.errors import LoadmasterError
 from loadmaster_hookspecs.findings import Finding, Ignored
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -64,8 +65,7 @@ def inspect(host: PluginHost, uri: str) -> Inspection:
     no known format, or holds damaged files.
     """
     source = host.open_source(uri)
-    loader = host.detect_format(source)
-    index = loader.open(source)
+    index = AttributedFormat(host, host.detect_format(source)).open(source)
     family, outline, problems = _outline(host, index.config)
     return Inspection(
         source=index.source,
@@ -119,7 +119,8 @@ def _outline(host: PluginHost, config: Mapping[str, Any]) -> tuple[str, ModelOut
     """Return the family's name and the outline, or the reason that there is none as a finding."""
     try:
         family = host.match_family(config)
-        return family.name, family.outline(config), ()
+        with host.attributed(family, f"outline of model family {family.name}"):
+            return family.name, family.outline(config), ()
     except LoadmasterError as error:
         report = error.report
         message = f"{report.summary}: {report.why}" if report.why else report.summary

@@ -204,6 +204,15 @@ class TestHostileIndex:
         write_index(folder, {"t": "link.safetensors"})
         assert refusal(folder).code == "LM-LINK-OUTSIDE"
 
+    def test_an_indexed_link_in_a_sub_folder_that_dangles_is_named(self, tmp_path: Path) -> None:
+        write_single(tmp_path)
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "t.safetensors").symlink_to("../gone")
+        write_index(tmp_path, {"t": "sub/t.safetensors"})
+        error = refusal(tmp_path)
+        assert error.code == "LM-LINK-DANGLING"
+        assert error.report.where["target"] == str(tmp_path / "gone")
+
     @pytest.mark.parametrize(
         "document",
         [

@@ -188,6 +188,11 @@ class TestEqualsTransformers:
         )
         assert "<|end|>\n" in assert_equal(folder).chat(CONVERSATIONS[0])
 
+    def test_the_older_special_tokens_map_is_left_alone_when_the_settings_hold_all_tokens(self, folder: Path) -> None:
+        settings(folder, added_tokens_decoder={"0": {"content": "<s>", "special": True}})
+        write_json(folder / "special_tokens_map.json", {"eos_token": "<|end|>"})
+        assert "</s>\n" in assert_equal(folder).chat(CONVERSATIONS[0])
+
     def test_special_tokens_as_objects_are_given_to_the_template(self, folder: Path) -> None:
         settings(folder, bos_token={"__type": "AddedToken", "content": "<s>", "special": True})
         assert assert_equal(folder).chat(CONVERSATIONS[0]).startswith("<s>[default")
@@ -229,7 +234,7 @@ class TestTemplates:
             "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
             "{% generation %}{{ messages[0].content }}{% set inner = 1 %}{% endgeneration %}{{ inner is defined }}",
             "{{ tools is none }} {{ documents is none }} {{ nothing is defined }} {{ strftime_now('%Y') }}",
-            "{% if messages[0].content is string %}  \n  {% set x = messages[0].content.split()[1] %}\n  {{ x }}\n{% endif %}\n",
+            "{% if messages[0].content is string %}  \n  {% set x = messages[0].role.upper() %}\n  {{ x }}\n{% endif %}\n",
         ],
     )
     def test_what_real_templates_use(self, folder: Path, template: str) -> None:

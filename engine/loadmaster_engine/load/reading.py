@@ -1,22 +1,26 @@
-"""The files of a plan, opened on one rank: checked once, counted always."""
+"""The files of a plan or an index, opened on one rank: checked when they are opened, counted always."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from loadmaster_hookspecs.errors import IntegrityError
-from loadmaster_hookspecs.formats import FormatLoader
+from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
 from loadmaster_hookspecs.plan import LoadPlan
 from loadmaster_hookspecs.sources import RangeReader, Source
 
 
+OPEN_FILES = 128
+"""Files of one rank that are open at a time, at most: a format may have a file per tensor, and a process a limit of 1024."""
+
+
 class FileSet:
-    """Readers of the files that a rank needs, opened on first use. Owns them until `close`.
+    """Readers of the files that a rank needs, opened on first use. Owns them until `close`, or until others are needed more.
 
     `by_call` counts the bytes that came through read calls; `mapped` those copied out of the shared mapping.
     """
 
-    def __init__(self, plan: LoadPlan, source: Source, loader: FormatLoader) -> None:
+    def __init__(self, plan: LoadPlan | CheckpointIndex, source: Source, loader: FormatLoader) -> None:
         self._files = plan.files
         self._open: Callable[[int], RangeReader] = lambda file: loader.reader(source, plan.files[file])
         self._readers: dict[int, RangeReader] = {}
@@ -42,7 +46,7 @@ class FileSet:
             )
 
     def mapping(self, file: int) -> memoryview | None:
-        """Return a file's shared mapping, or None where its source cannot be mapped."""
+        """Return a file's shared mapping, or None where its source cannot be mapped. Good until the next call of this object."""
         if file not in self._mappings:
             view = self._reader(file).mapping()
             if view is None:
@@ -52,12 +56,16 @@ class FileSet:
 
     def close(self) -> None:
         """Close every reader and release the mappings."""
-        self._mappings.clear()
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        for file in tuple(self._readers):
+            self._close(file)
+
+    def _close(self, file: int) -> None:
+        self._mappings.pop(file, None)
+        self._readers.pop(file).close()
 
     def _reader(self, file: int) -> RangeReader:
         if file not in self._readers:
+            if len(self._readers) >= OPEN_FILES:
+                self._close(next(iter(self._readers)))  # reads go through the files in order: the oldest is done with
             self._readers[file] = self._open(file)
         return self._readers[file]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.process_io import peak_rss, process_io
@@ -18,6 +19,7 @@ from loadmaster_hookspecs.events import Progress, Stage, StageFinished, StageSta
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import CausalModel
 from loadmaster_hookspecs.plan import LoadPlan, RankPlan
+from loadmaster_hookspecs.transforms import Transform
 
 PROGRESS_INTERVAL = 0.2
 """Seconds between two progress events of one rank, at least."""
@@ -32,7 +34,7 @@ class RankLoad:
         self._device = device
         self.emit = emit
         self._seconds: dict[str, float] = {}
-        self._files = FileSet(plan, host.open_source(plan.source), host.format(plan.format))
+        self._files = FileSet(plan, host.open_source(plan.source), AttributedFormat(host, host.format(plan.format)))
         self._arena: Arena | None = None
         self._transfer: Transfer | None = None
         self._counters: dict[str, int] = {}
@@ -46,7 +48,7 @@ class RankLoad:
         """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
         with self.stage("load", self._rank.bytes_planned):
             before = process_io()
-            transfer = Transfer(self._rank, self._files, self.arena, self._host.transform)
+            transfer = Transfer(self._rank, self._files, self.arena, self._transform)
             transfer.run(self._throttled())
             after = process_io()
             self._files.close()
@@ -107,6 +109,9 @@ class RankLoad:
         yield
         self._seconds[name] = time.perf_counter() - start
         self.emit(StageFinished(rank=self._rank.rank, stage=name, seconds=self._seconds[name], nbytes=nbytes))
+
+    def _transform(self, name: str, version: int) -> Transform:
+        return AttributedTransform(self._host, self._host.transform(name, version))
 
     def _throttled(self) -> _Throttle:
         return _Throttle(self._rank, self.emit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
@@ -49,7 +50,8 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     """
     outline = preflight(host, index, settings)
     family = host.match_family(index.config)
-    spec = family.describe(index)
+    with host.attributed(family, f"describe of model family {family.name}"):
+        spec = family.describe(index)
     source = host.open_source(index.source)
     ties = resolve_ties(spec, index, source, untie=settings.untie)
     parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
@@ -57,7 +59,8 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     ignored, unexpected = check_unexpected(spec, strict=settings.strict)
     used = (index.tensors[piece.tensor] for pieces in spec.sources.values() for piece in pieces)
     dtype, remarks = resolve_dtype(settings.dtype, used, index.config)
-    placements = place_modules(spec.modules, host.strategy(STRATEGY), topology_of(settings))
+    strategy = AttributedStrategy(host, host.strategy(STRATEGY))
+    placements = place_modules(spec.modules, strategy, topology_of(settings))
     ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements))
     return sealed(
         LoadPlan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.element_types import CHOICES
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import PlanError, UsageError
@@ -45,8 +46,10 @@ def preflight(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     split as asked.
     """
     check_settings(settings)
-    outline = host.match_family(index.config).outline(index.config)
-    findings = host.strategy(STRATEGY).check(outline, topology_of(settings))
+    family = host.match_family(index.config)
+    with host.attributed(family, f"outline of model family {family.name}"):
+        outline = family.outline(index.config)
+    findings = AttributedStrategy(host, host.strategy(STRATEGY)).check(outline, topology_of(settings))
     raise_errors(findings)
     return outline
 

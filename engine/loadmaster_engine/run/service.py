@@ -89,7 +89,9 @@ class WorkerService:
     def _bind(self, body: bytes, emit: EventSink) -> Result:
         plan = self._assigned.plan
         placements = plan.ranks[0].modules
-        model = self._host.family(plan.family).build(plan.config, plan.dtype, placements)
+        family = self._host.family(plan.family)
+        with self._host.attributed(family, f"build of model family {family.name}"):
+            model = family.build(plan.config, plan.dtype, placements)
         self._loading.bind(model)
         attach(model.module, placements, self._group)
         self._model = model

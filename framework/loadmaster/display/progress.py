@@ -142,6 +142,6 @@ def summary(report: LoadReport) -> str:
     total = report.seconds.get("total", 0.0)
     head = (
         f"loaded    {size(report.bytes_read)} in {duration(seconds)} ({rate(report.bytes_read, seconds)}), "
-        f"{report.amplification:.3f} times the unique {size(report.bytes_unique)}, {duration(total)} in all"
+        f"every unique byte read {report.amplification:.3f} times, {duration(total)} in all"
     )
     return "\n".join([head, *(rank.line() for rank in report.ranks)])

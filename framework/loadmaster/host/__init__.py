@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadmaster.host.environment import PluginSelection
 from loadmaster.host.host import PluginHost
 from loadmaster.host.info import PluginInfo
+from loadmaster.host.live import live, live_record
 from loadmaster.host.rebuild import rebuild
 
-__all__ = ["PluginHost", "PluginInfo", "PluginSelection", "rebuild"]
+__all__ = ["PluginHost", "PluginInfo", "PluginSelection", "live", "live_record", "rebuild"]

@@ -11,15 +11,16 @@ from loadmaster_hookspecs import LoadmasterError, PluginError
 
 
 @contextmanager
-def attributed(plugin: PluginInfo, hook: str, call: str = "") -> Iterator[None]:
+def attributed(plugin: PluginInfo, hook: str, call: str = "", expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Run code of `plugin`; an exception leaves as a PluginError that names plugin, version and hook.
 
     `call` names the method when the code is one of an object that the hook returned. A LoadmasterError is meant for the user
-    and passes unchanged; an interrupt passes too.
+    and passes unchanged; what the contract lets the method raise (`expected`) and an interrupt pass too.
     """
+    passing: tuple[type[Exception], ...] = (LoadmasterError, *expected)
     try:
         yield
-    except LoadmasterError:
+    except passing:
         raise
     except (Exception, SystemExit) as error:  # boundary: code of a plugin
         place = {**plugin.location, "hook": hook} | ({"call": call} if call else {})

@@ -55,7 +55,7 @@ class PluginHost:
 
     A look-up of an unknown name raises PluginError that lists the known names, a tie between candidates raises PluginError that
     names them with versions and evidence, and an exception from a plugin's own code leaves as PluginError that names plugin,
-    version and hook. Use a host from one thread at a time.
+    version and hook. The ranks of one process share a host: look-ups may come from several threads, events from one at a time.
     """
 
     def __init__(self, selection: PluginSelection | None = None, extra: Sequence[object] = ()) -> None:
@@ -164,13 +164,13 @@ class PluginHost:
         """
         return make_record(self._selection, self._plugins, self._extra)
 
-    def attributed(self, value: object, call: str) -> AbstractContextManager[None]:
+    def attributed(self, value: object, call: str, *expected: type[Exception]) -> AbstractContextManager[None]:
         """Return a context for calling `value`, an object that this host handed out.
 
         An exception inside that is no LoadmasterError becomes a PluginError naming the plugin that provided the object; `call`
-        says what was called, for example `open of format toy`.
+        says what was called, for example `open of format toy`. What the contract lets it raise (`expected`) passes unchanged.
         """
-        return self._registry.attributed(value, call)
+        return self._registry.attributed(value, call, *expected)
 
     def _hints(self, first: str) -> list[str]:
         return [hint for hint in (first, self._registry.left_out()) if hint]

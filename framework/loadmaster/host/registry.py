@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar, cast
@@ -29,6 +30,8 @@ class Provided(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 class Registry:
     """The registered objects by family and key. A family is collected when it is first asked for, then kept.
 
+    May be used by several threads: a hook is called once all the same.
+
     Every method raises PluginError when a hook fails, returns something else than a sequence of fitting objects, or when two
     plugins provide objects of one key.
     """
@@ -37,11 +40,13 @@ class Registry:
         self._manager = manager
         self._plugins = tuple(plugins)
         self._families: dict[str, Mapping[str, Provided[Any]]] = {}
+        self._collecting = threading.RLock()
 
     def family(self, family: Family[T]) -> Mapping[str, Provided[T]]:
         """Return everything that is registered in a family, by key, sorted."""
-        if family.hook not in self._families:
-            self._families[family.hook] = _by_key(family, self._collect(family))
+        with self._collecting:
+            if family.hook not in self._families:
+                self._families[family.hook] = _by_key(family, self._collect(family))
         return cast("Mapping[str, Provided[T]]", self._families[family.hook])
 
     def values(self, family: Family[T]) -> dict[str, T]:
@@ -60,12 +65,15 @@ class Registry:
             hints=[hint for hint in (did_you_mean(key, known), self.left_out()) if hint],
         )
 
-    def attributed(self, value: object, call: str) -> AbstractContextManager[None]:
-        """Return a context in which an exception is attributed to the plugin that provided `value`, if one did."""
-        for hook, collected in self._families.items():
+    def attributed(self, value: object, call: str, *expected: type[Exception]) -> AbstractContextManager[None]:
+        """Return a context in which an exception is attributed to the plugin that provided `value`, if one did.
+
+        Exceptions of the `expected` types pass unchanged.
+        """
+        for hook, collected in tuple(self._families.items()):
             for provided in collected.values():
                 if provided.value is value:
-                    return attributed(provided.plugin, hook, call)
+                    return attributed(provided.plugin, hook, call, expected)
         return nullcontext()
 
     def left_out(self) -> str:

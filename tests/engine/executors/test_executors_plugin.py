@@ -40,7 +40,7 @@ def test_the_entry_point_provides_both_factories() -> None:
 
 def test_the_host_process_stays_small_and_imports_nothing_heavy(mark: str, tmp_path: Path) -> None:
     (tmp_path / "torch_is_not_here.py").write_text("big = bytearray(b'x') * (200 << 20)")
-    path = f"{Path(__file__).parents[2]}:{tmp_path}"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", HOST],
         capture_output=True,

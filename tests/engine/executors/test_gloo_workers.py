@@ -45,6 +45,6 @@ def test_workers_and_collectives_work_without_a_usable_dev_shm(mark: str, tmp_pa
         capture_output=True,
         text=True,
         timeout=90,
-        env={**os.environ, "PYTHONPATH": str(host.parents[2])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout == "[0.0, 3.0, 6.0, 9.0]\n", done.stderr

@@ -20,8 +20,7 @@ GONE = 3.0
 
 def start_host(state: str, tmp_path: Path) -> subprocess.Popen[str]:
     (tmp_path / "sleepy_module.py").write_text("sum(range(1 << 60))  # an import stuck in native code")
-    path = f"{HOST.parents[2]}:{tmp_path}"
-    environ = {**os.environ, "PYTHONPATH": path}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     return subprocess.Popen([sys.executable, str(HOST), state], stdout=subprocess.PIPE, text=True, env=environ)
 
 

@@ -277,13 +277,12 @@ def test_what_workers_print_goes_to_stderr(mark: str) -> None:
         "executor = loadmaster_executors()[1].create(preload=(), on_event=print)\n"
         "executor.start(specs(1), timeout=20); executor.call('print', b'', timeout=5); executor.stop()\n"
     )
-    tests = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": tests, "PYTHONUNBUFFERED": ""},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""},
         check=True,
     )
     assert done.stdout == ""

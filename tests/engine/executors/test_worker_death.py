@@ -93,6 +93,11 @@ def test_an_exit_past_the_interpreter_is_told_with_its_code(workers: Executor) -
     assert report.summary == "the worker of rank 0 exited with code 3"
 
 
+def test_a_death_outranks_the_error_of_its_victim_that_was_told_before_it(workers: Executor) -> None:
+    workers.start(specs(2), timeout=20)
+    assert death(workers, "fail_before_death", None).summary == "the worker of rank 1 was killed by SIGKILL"
+
+
 def test_a_worker_that_dies_while_its_service_is_made(workers: Executor) -> None:
     with pytest.raises(WorkerError, match="rank 2 was killed by SIGKILL") as caught:
         workers.start(specs(3, CRASHING), timeout=20)

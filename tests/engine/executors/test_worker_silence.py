@@ -42,7 +42,8 @@ def test_several_silent_ranks_are_all_named_also_in_native_code(workers: Executo
     assert report.traceback.count("in do_busy") == 2
 
 
-def test_a_process_that_cannot_show_its_stack_shows_its_state(workers: Executor) -> None:
+def test_a_process_that_cannot_show_its_stack_shows_its_state(workers: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "STACK_SECONDS", 0.3)
     workers.start(specs(1), timeout=20)
     report = timeout_of(workers, "stop_self", None, 0.3)
     assert "stopped by a signal" in report.traceback

@@ -107,6 +107,14 @@ class Toy:
             os.kill(os.getpid(), number)
         return self.do_wait(60)
 
+    def do_fail_before_death(self, _: object) -> object:
+        """Rank 0 reports an error shortly before rank 1 is killed, as when a lost connection is noticed before its cause."""
+        if self.rank == 0:
+            raise ConnectionError("the other rank is gone")
+        time.sleep(0.04)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
     def do_stage(self, stage: str) -> object:
         """Enter a stage and stay in it."""
         self.emit(msgspec.convert({"type": "StageStarted", "rank": self.rank, "stage": stage}, StageStarted))

@@ -19,7 +19,7 @@ def test_the_remaining_probabilities_are_those_of_transformers(seed: int, temper
         steps.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         steps.append(TopPLogitsWarper(top_p))
-    expected = torch.softmax(steps(torch.zeros(1, 1, dtype=torch.int64), logits.clone().unsqueeze(0)), dim=-1)[0]
+    expected = torch.softmax(steps(torch.LongTensor([[0]]), logits.clone().unsqueeze(0)), dim=-1)[0]
     ours = nucleus(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
     torch.testing.assert_close(ours, expected)
 

@@ -1,0 +1,67 @@
+"""The memory check: control groups, page cache, refusal with numbers, and memory that others give back meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import loadmaster as lm
+from loadmaster import memory
+from tiny_models import make_model, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model("llama"), tmp_path_factory.mktemp("llama"))
+
+
+def machine(folder: Path, *, available_kb: int, limit: str, current: int = 0, cache: int = 0) -> dict[str, Path]:
+    (folder / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {available_kb} kB\n")
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(str(current))
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache - 10}\nactive_file 10\n")
+    return {"proc": folder / "meminfo", "cgroup": folder}
+
+
+def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
+    assert memory.available_memory(**machine(tmp_path, available_kb=1000, limit="max")) == 1_024_000
+    assert (
+        memory.available_memory(**machine(tmp_path, available_kb=1000, limit="800000", current=700000, cache=600000)) == 700_000
+    )
+    assert memory.available_memory(**machine(tmp_path, available_kb=100, limit="800000", current=0, cache=10)) == 102_400
+    assert memory.available_memory(**machine(tmp_path, available_kb=1000, limit="500", current=900, cache=10)) == 0
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_reserved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+    monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
+    with pytest.raises(lm.ResourceError) as caught:
+        lm.Engine(folder, on_event=lambda event: stages.append(getattr(event, "stage", "")))
+    assert caught.value.code == "LM-MEMORY-FIT"
+    assert "0.00 GB available" in str(caught.value)
+    assert caught.value.hints[-1] == "use --dtype bfloat16"
+    assert "reserve" not in stages
+    assert "spawn" not in stages
+
+
+@pytest.mark.parametrize("after", [12e9, 10e9])
+def test_free_memory_that_rises_or_stays_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch, after: float) -> None:
+    readings: Iterator[int] = iter([int(10e9), int(after)])
+    monkeypatch.setattr(memory, "available_memory", lambda: next(readings))
+    with lm.Engine(folder) as engine:
+        lines = [notice for notice in engine.notices if "free memory" in notice]
+        assert engine.report.memory_usable == 10_000_000_000
+    assert len(lines) == 1
+    assert f"from 10.0 GB to {after / 1e9:.1f} GB" in lines[0]
+
+
+def test_free_memory_that_falls_is_said_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10_000, 9_000])
+    monkeypatch.setattr(memory, "available_memory", lambda: next(readings) * 1_000_000)
+    with lm.Engine(folder) as engine:
+        assert not any("free memory" in notice for notice in engine.notices)
+        assert engine.report.memory_usable == 9_000_000_000
