@@ -217,6 +217,15 @@ class TestStaleIndex:
         assert homes(index)["layers.0.a"] == shard_name(1, 3)
         assert [finding.code for finding in index.findings] == ["LM-INDEX-STALE"]
 
+    def test_an_indexed_file_that_holds_nothing_of_use_is_left_out_by_name(self, tmp_path: Path) -> None:
+        write_single(tmp_path, tensors(("a",)), "right.safetensors")
+        write_single(tmp_path, tensors(("b",)), "wrong.safetensors")
+        write_index(tmp_path, {"a": "wrong.safetensors"})
+        index = open_index(tmp_path)
+        assert homes(index) == {"a": "right.safetensors"}
+        assert [file.name for file in index.files] == ["right.safetensors"]
+        assert [ignored.name for ignored in index.ignored] == ["wrong.safetensors"]
+
     def test_a_tensor_in_no_file_is_refused_naming_the_file_it_should_be_in(self, tmp_path: Path) -> None:
         write_shards(tmp_path, three_parts())
         document = json.loads((tmp_path / INDEX).read_text())

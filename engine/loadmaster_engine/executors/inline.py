@@ -123,7 +123,9 @@ class RankThreads:
         return [answers[rank] for rank in self._threads]
 
     def stop(self) -> None:
-        """Let every thread close its service; wait for them at most `ABORT_SECONDS` in all."""
+        """Let every thread close its service; wait for them at most `ABORT_SECONDS` in all, and only once."""
+        if not self._dismiss.alive:
+            return
         self._dismiss()
         deadline = Deadline(ABORT_SECONDS)
         for thread in self._threads.values():

@@ -39,7 +39,7 @@ def select_without_index(source: Source, files: Catalog) -> Selection:
             f"{count(len(absent), 'shard')} missing: {fold(absent)}",
             where={"source": source.uri},
             why="the names of the files that are present say that these belong to the set",
-            hints=FETCH_HINTS,
+            hints=(*FETCH_HINTS, "or give the folder, if the path is one shard of several"),
         )
     judged = demand_sound(source, files.own_files)
     holders = _holders(judged)
@@ -54,15 +54,16 @@ def select_without_index(source: Source, files: Catalog) -> Selection:
 
 def select_with_index(source: Source, files: Catalog, index: ShardIndex) -> Selection:
     """Take the tensors that the index lists. Raises IntegrityError when one of them is in no file, or in an unclear one."""
-    absent = [name for name in index.files if not _exists(source, files, name)]
-    judged = demand_sound(source, [name for name in index.files if name not in set(absent)])
+    indexed = index.files
+    absent = {name for name in indexed if not _exists(source, files, name)}
+    judged = demand_sound(source, [name for name in indexed if name not in absent])
     holders = _holders(judged)
     homes = {name: file for name, file in index.weight_map.items() if file in holders.get(name, ())}
-    unindexed = [name for name in files.tensor_files if name not in set(index.files)]
+    unindexed = sorted(set(files.tensor_files).difference(indexed))
     if len(homes) == len(index.weight_map):
         ignored = [left_out(name, f"{index.name} does not name it; not opened") for name in unindexed]
         return Selection(files=judged, homes=homes, ignored=(*ignored, *_unlisted(judged, homes, index)))
-    return _select_stale(source, index, absent, judged, homes, unindexed)
+    return _select_stale(source, index, sorted(absent), judged, homes, unindexed)
 
 
 def _select_stale(
@@ -81,8 +82,9 @@ def _select_stale(
     _refuse_copies({name: found for name, found in lost.items() if len(found) > 1})
     homes = homes | {name: found[0] for name, found in lost.items()}
     used = set(homes.values())
-    kept = sorted((file for file in (*judged, *extra.sound) if file.name in used), key=lambda file: file.name)
-    ignored = [left_out(file.name, "none of its tensors is needed") for file in extra.sound if file.name not in used]
+    opened = sorted((*judged, *extra.sound), key=lambda file: file.name)
+    kept = [file for file in opened if file.name in used]
+    ignored = [left_out(file.name, "none of its tensors is needed") for file in opened if file.name not in used]
     ignored += [left_out(name, f"cannot be used: {error.report.summary}") for name, error in extra.faults.items()]
     return Selection(
         files=tuple(kept),
@@ -148,8 +150,7 @@ def _refuse_lost(index: ShardIndex, absent: Sequence[str], lost: Sequence[str]) 
     tensors = (
         f"{count(len(lost), 'tensor')} of {len(index.weight_map)} not found in any file: {fold([quoted(n) for n in lost])}"
     )
-    missing = [name for name in absent if any(index.weight_map[tensor] == name for tensor in lost)]
-    if missing:
+    if missing := sorted({index.weight_map[tensor] for tensor in lost}.intersection(absent)):
         raise IntegrityError(
             "LM-SHARD-MISSING",
             f"{count(len(missing), 'shard')} missing: {fold(missing)}",

@@ -43,7 +43,7 @@ def main(state: str) -> None:
         case "forked":  # a child of the host that outlives it holds copies of all the host's descriptors
             executor.start(specs(2), timeout=20)
             if os.fork() == 0:
-                time.sleep(1)
+                time.sleep(60)
                 os._exit(0)
             executor.call("busy", b"", timeout=60)
         case "thread":  # the thread that started the workers ends, the host stays

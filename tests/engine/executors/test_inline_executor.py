@@ -108,7 +108,7 @@ def test_when_one_rank_fails_the_waits_of_the_others_are_aborted(inline: Executo
 def test_the_error_that_came_first_in_time_wins(inline: Executor) -> None:
     inline.start(specs(3), timeout=5)
     with pytest.raises(WorkerError, match="ValueError: rank 2"):
-        inline.call("fail_late", encode([2, 0, 1]), timeout=5)
+        inline.call("fail_late", encode([[2, 0, 1], time.monotonic() + 0.2]), timeout=5)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -140,10 +140,10 @@ def test_a_rank_that_does_not_come_back_is_left_behind_within_the_bound(
     inline.start(specs(2), timeout=5)
     began = time.monotonic()
     with pytest.raises(WorkerError, match="rank 0, 1"):
-        inline.call("sleep", encode(1.0), timeout=0.1)
-    assert time.monotonic() - began < 0.9
+        inline.call("sleep", encode(2.0), timeout=0.1)
+    assert time.monotonic() - began < 1.8
     assert rank_threads() == {"loadmaster-r0", "loadmaster-r1"}
-    assert becomes_true(lambda: not rank_threads(), 3.0)
+    assert becomes_true(lambda: not rank_threads(), 5.0)
 
 
 def test_an_interrupt_while_ranks_work_aborts_them(inline: Executor) -> None:

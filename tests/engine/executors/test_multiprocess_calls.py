@@ -76,7 +76,7 @@ def test_an_error_on_purpose_arrives_as_it_was_raised(workers: Executor) -> None
 def test_the_error_that_came_first_in_time_wins(workers: Executor, order: list[int]) -> None:
     workers.start(specs(3), timeout=20)
     with pytest.raises(WorkerError, match=f"ValueError: rank {order[0]}"):
-        workers.call("fail_late", encode(order), timeout=5)
+        workers.call("fail_late", encode([order, time.monotonic() + 0.2]), timeout=5)
 
 
 def test_after_an_error_all_workers_are_gone_and_calls_are_refused_with_its_summary(workers: Executor, mark: str) -> None:

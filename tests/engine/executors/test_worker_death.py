@@ -14,13 +14,14 @@ import pytest
 
 from engine.executors.process_watch import becomes_true, marked
 from engine.executors.toy_services import CRASHING, encode, specs
+from loadmaster_engine.executors.multiprocess import crew
 from loadmaster_engine.executors.multiprocess.executor import MultiprocessFactory
 from loadmaster_hookspecs.errors import ErrorReport, WorkerError
 from loadmaster_hookspecs.events import Event, Failed, Stage, StageStarted
 from loadmaster_hookspecs.executors import Executor
 
-SOON = 2.0
-"""Seconds that the news of a death may take on a loaded machine; it takes milliseconds on an idle one."""
+SOON = 5.0
+"""Seconds that the news of a death may take at most; it takes milliseconds on an idle machine."""
 
 
 def pid_of(mark: str, name: str) -> int:
@@ -35,8 +36,21 @@ def death(executor: Executor, op: str, body: object) -> ErrorReport:
     return caught.value.report
 
 
-@pytest.mark.parametrize("stage", get_args(Stage))
-def test_a_worker_killed_in_any_stage_is_named_with_signal_and_stage(mark: str, stage: Stage) -> None:
+def test_a_worker_killed_in_any_stage_is_named_with_that_stage(mark: str) -> None:
+    def kill(event: Event) -> None:
+        if isinstance(event, StageStarted):
+            os.kill(pid_of(mark, "loadmaster-r0"), signal.SIGKILL)
+
+    executor = MultiprocessFactory().create(preload=(), on_event=kill)
+    for stage in get_args(Stage):
+        with pytest.raises(WorkerError, match="rank 0 was killed by SIGKILL") as caught:
+            executor.run_once(specs(1)[0], "stage", encode(stage), timeout=20)
+        assert caught.value.report.where["stage"] == stage
+    executor.stop()
+
+
+@pytest.mark.parametrize("stage", ["manifest", "load", "serve"])
+def test_a_killed_worker_is_named_with_signal_and_stage_and_the_other_ends(mark: str, stage: Stage) -> None:
     started = 0
 
     def kill_rank_1(event: Event) -> None:
@@ -93,7 +107,10 @@ def test_an_exit_past_the_interpreter_is_told_with_its_code(workers: Executor) -
     assert report.summary == "the worker of rank 0 exited with code 3"
 
 
-def test_a_death_outranks_the_error_of_its_victim_that_was_told_before_it(workers: Executor) -> None:
+def test_a_death_outranks_the_error_of_its_victim_that_was_told_before_it(
+    workers: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "SETTLE_SECONDS", 5.0)
     workers.start(specs(2), timeout=20)
     assert death(workers, "fail_before_death", None).summary == "the worker of rank 1 was killed by SIGKILL"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.executors.process_watch import becomes_true, marked
@@ -12,14 +13,14 @@ from engine.executors.toy_services import SLOW, encode, specs
 from loadmaster_engine.executors.multiprocess import crew
 from loadmaster_engine.executors.multiprocess.executor import MultiprocessFactory
 from loadmaster_hookspecs.errors import ErrorReport, WorkerError
-from loadmaster_hookspecs.executors import Executor
+from loadmaster_hookspecs.executors import Executor, HostRecord
 
 
 def timeout_of(executor: Executor, op: str, body: object, seconds: float) -> ErrorReport:
     began = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         executor.call(op, encode(body), timeout=seconds)
-    assert seconds <= time.monotonic() - began < seconds + 2.0
+    assert seconds <= time.monotonic() - began < seconds + 4.0
     assert caught.value.code == "LM-WORKER-TIMEOUT"
     return caught.value.report
 
@@ -80,7 +81,7 @@ def test_a_slow_import_is_named_as_what_the_ranks_wait_for(mark: str, tmp_path: 
         executor.start(specs(2), timeout=1.0)
     began = time.monotonic()
     executor.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 4.0
     assert becomes_true(lambda: not marked(mark), 1.0)
 
 
@@ -89,5 +90,19 @@ def test_stop_kills_what_does_not_close_in_time(workers: Executor, monkeypatch: 
     workers.start(specs(2, "engine.executors.toy_services:clinging"), timeout=20)
     began = time.monotonic()
     workers.stop()
-    assert 0.3 <= time.monotonic() - began < 2.0
+    assert 0.3 <= time.monotonic() - began < 4.0
     assert not marked(mark)
+
+
+def test_a_fork_server_that_takes_no_request_is_told_as_such(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleepy_module.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    executor = MultiprocessFactory().create(preload=["sleepy_module"], on_event=lambda event: None)
+    (spec,) = specs(1)
+    large = msgspec.structs.replace(spec, host=HostRecord(factory="x" * (4 << 20)))
+    with pytest.raises(WorkerError, match="the fork server took no request within") as caught:
+        executor.start([large], timeout=0.5)
+    assert caught.value.code == "LM-WORKER-TIMEOUT"
+    executor.stop()

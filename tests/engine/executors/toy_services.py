@@ -78,9 +78,10 @@ class Toy:
             raise ValueError("boom-17\nand a second line")
         return "fine"
 
-    def do_fail_late(self, order: list[int]) -> object:
-        """The ranks raise in the given order, 20 ms apart."""
-        time.sleep(0.02 * order.index(self.rank))
+    def do_fail_late(self, plan: tuple[list[int], float]) -> object:
+        """The ranks raise in the given order, 40 ms apart, from a given time on."""
+        order, start = plan
+        time.sleep(start + 0.04 * order.index(self.rank) - time.monotonic())
         raise ValueError(f"rank {self.rank}")
 
     def do_refuse(self, culprit: int) -> object:

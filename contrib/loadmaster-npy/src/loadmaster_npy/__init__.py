@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadmaster.plugin import FormatLoader, hookimpl
+
 from loadmaster_npy.format import NpyFolder
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 import click
-
 from loadmaster.plugin import Checkpoint, CheckpointIndex, Session, TensorMeta, UsageError, open_checkpoint
+
 from loadmaster_npy.format import STAND_INS
 from loadmaster_npy.header import ELEMENTS
 

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Final
 
 from loadmaster.plugin import CheckpointIndex, FileRef, IntegrityError, Match, RangeReader, Source, TensorMeta, itemsize
+
 from loadmaster_npy.header import ELEMENTS, read_header
 
 STAND_INS: Final = {"BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1"}

@@ -61,17 +61,17 @@ class Server:
         self._handles: dict[int, WorkerHandle] = {}
         self._last = 0
         ours, theirs = socket.socketpair()
-        readable, self._liveness = os.pipe()
+        watched, self._liveness = os.pipe()
         self._control = Channel(ours, _from_server)
         try:
-            self._process = _launch(theirs.fileno(), readable)
+            self._process = _launch(theirs.fileno(), watched)
         except BaseException:
             self._control.close()
             os.close(self._liveness)
             raise
         finally:
             theirs.close()
-            os.close(readable)
+            os.close(watched)
         with contextlib.suppress(ConnectionError):  # it has died at once, which the first request will tell
             self._control.send(Setup(tuple(preload)), timeout=_DEATH_SECONDS)
 
@@ -85,6 +85,8 @@ class Server:
             self._control.send(Fork(self._last, spec), (theirs.fileno(), handle.dump), timeout=deadline.remaining)
         except ConnectionError:
             raise self._death() from None
+        except TimeoutError:
+            raise self._deafness(spec.rank, deadline) from None
         finally:
             theirs.close()
         return handle
@@ -158,6 +160,15 @@ class Server:
 
     def _death(self) -> LoadmasterError:
         return self._end(server_death(self._process.pid, _exit_code(self._process.pid), self.importing))
+
+    def _deafness(self, rank: int, deadline: Deadline) -> WorkerError:
+        return WorkerError(
+            "LM-WORKER-TIMEOUT",
+            f"the fork server took no request within {deadline.seconds:g} s",
+            where={"rank": rank, "stage": "spawn", "op": "start"},
+            why=f"it still imports {self.importing}" if self.importing else "",
+            hints=["allow more time when the machine is slow or loaded"],
+        )
 
     def _end(self, cause: LoadmasterError) -> LoadmasterError:
         self._cause = cause
