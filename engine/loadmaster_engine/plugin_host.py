@@ -55,10 +55,6 @@ class PluginHost(Protocol):
         """Return the executor factory of that name."""
         ...
 
-    def preload(self) -> tuple[str, ...]:
-        """Return the modules that all families want imported before workers are forked."""
-        ...
-
     def emit(self, event: Event) -> None:
         """Tell every observer plugin about an event; a failing observer is reported once and left out."""
         ...

@@ -93,7 +93,7 @@ class Engine:
             preflight(self._host, self._index, settings)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
-        self._executor = factory.create(preload=self._host.preload(), on_event=self._observe)
+        self._executor = factory.create(preload=self._preload(), on_event=self._observe)
         self._tokenizer: Tokenizer | None = None
         try:
             plan, ranks = self._load(settings)
@@ -203,6 +203,11 @@ class Engine:
                 raise
         self._executor.stop()
         return self._load(msgspec.structs.replace(settings, untie=True))
+
+    def _preload(self) -> tuple[str, ...]:
+        family = self._host.match_family(self._index.config)
+        with self._host.attributed(family, f"preload of model family {family.name}"):
+            return family.preload(self._index.config)
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:

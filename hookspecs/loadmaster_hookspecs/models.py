@@ -141,9 +141,8 @@ class ModelFamily(Protocol):
         """Unique name, for example `transformers`."""
         ...
 
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """Modules that a fork server imports once so that planner and workers find them imported."""
+    def preload(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the modules to import once before planner and workers of this model are forked. Must not import them."""
         ...
 
     def match(self, config: Mapping[str, Any]) -> Match | None:

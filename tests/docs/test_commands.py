@@ -60,6 +60,11 @@ def test_a_command_works(command: str, model: Path, capfd: pytest.CaptureFixture
     out, err = capfd.readouterr()
     assert code == 0, err
     assert out.strip()
+    # Redirected output of a load stays short and plain, and ends with a line per rank.
+    assert len(err.splitlines()) < 30
+    assert "\r" not in err
+    ranks = arguments[arguments.index("--tp") + 1] if "--tp" in arguments else "1"
+    assert len(re.findall(r"^loadmaster rank=\d+ bytes=\d+ ", err, re.MULTILINE)) == (int(ranks) if "run" in arguments else 0)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -145,14 +145,6 @@ class PluginHost:
         """Return all commands that plugins add to the command line, by name."""
         return self._registry.values(COMMANDS)
 
-    def preload(self) -> tuple[str, ...]:
-        """Return the modules that all families want imported before workers are forked, without repetition."""
-        modules: dict[str, None] = {}
-        for provided in self._registry.family(MODELS).values():
-            with attributed(provided.plugin, MODELS.hook, f"preload of model family {provided.key}"):
-                modules.update(dict.fromkeys(provided.value.preload))
-        return tuple(modules)
-
     def emit(self, event: Event) -> None:
         """Tell every observer plugin about an event; a failing observer is reported once and left out."""
         self._observers.emit(event)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
 from loadmaster_hookspecs.findings import Match
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -11,12 +13,33 @@ from loadmaster_hookspecs.models import CausalModel, FileReader, ModelOutline, M
 from loadmaster_hookspecs.sharding import ModulePlacement
 from loadmaster_plugins.transformers_models.outline import outline_of, text_config
 
+COMMON: Final = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.conversion_mapping",
+    "transformers.core_model_loading",
+    "loadmaster_plugins.transformers_models.build",
+)
+
+
+def modelling_code(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the module with a model type's modelling code, found by its file and not by importing anything."""
+    name = str(config.get("model_type", "")).replace("-", "_")
+    package = find_spec("transformers")
+    if not name.isidentifier() or package is None or package.origin is None:
+        return ()
+    file = Path(package.origin).parent / "models" / name / f"modeling_{name}.py"
+    return (f"transformers.models.{name}.modeling_{name}",) if file.is_file() else ()
+
 
 class TransformersFamily:
     """Every causal language model that the installed transformers can build and that ships a tensor-parallel plan."""
 
     name = "transformers"
-    preload: tuple[str, ...] = ("torch", "transformers", "transformers.modeling_utils")
+
+    def preload(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return torch, what every model needs of transformers, and the modelling code of this one."""
+        return (*COMMON, *modelling_code(config))
 
     def match(self, config: Mapping[str, Any]) -> Match | None:
         """Claim configurations that name a model type; whether it is known shows when the model is described."""

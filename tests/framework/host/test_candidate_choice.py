@@ -39,7 +39,6 @@ class Candidate:
 
     def __init__(self, name: str, answer: object) -> None:
         self.name = name
-        self.preload: tuple[str, ...] = (f"library_of_{name}", "shared_library")
         self.answer = answer
 
     def claim(self, uri: str) -> object:
@@ -62,6 +61,7 @@ class Candidate:
         return self.answer
 
     def reader(self) -> None: ...
+    def preload(self) -> None: ...
     def outline(self) -> None: ...
     def describe(self) -> None: ...
     def build(self) -> None: ...
@@ -203,8 +203,3 @@ def test_a_provider_that_fails_to_open_is_named() -> None:
     with pytest.raises(PluginError) as caught:
         host_with(Candidate("local", claims(1.0))).open_source("broken")
     assert caught.value.report.where["call"] == "open of source local"
-
-
-def test_preload_joins_all_families_without_repetition() -> None:
-    host = host_with(Candidate("a", None), Candidate("b", None))
-    assert host.preload() == ("library_of_a", "shared_library", "library_of_b")
