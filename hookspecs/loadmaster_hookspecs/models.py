@@ -15,7 +15,7 @@ from loadmaster_hookspecs.sharding import ModulePlacement, Unit
 if TYPE_CHECKING:
     import torch
 
-ModuleKind = Literal["linear", "embedding", "other"]
+ModuleKind = Literal["linear", "embedding", "experts", "other"]
 
 
 class ModelOutline(msgspec.Struct, frozen=True, kw_only=True):

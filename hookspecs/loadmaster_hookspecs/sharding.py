@@ -38,13 +38,15 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """What must stay whole on an axis: `count` units of `size` logical elements each; the last one may be shorter.
 
     For `query_heads` a unit is a head and `ratio` the number of query heads that share one key-value head; for `kv_heads` a
-    unit is a key-value head with the same `ratio`, so that both kinds are cut consistently.
+    unit is a key-value head with the same `ratio`, so that both kinds are cut consistently. An axis may consist of several
+    `segments` of equal size, each with `count` units, that are all cut alike: the gate and up halves of a fused projection.
     """
 
     size: int = 1
     count: int
     kind: UnitKind = "plain"
     ratio: int = 1
+    segments: int = 1
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):

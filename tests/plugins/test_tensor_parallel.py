@@ -65,8 +65,8 @@ def test_more_ranks_than_query_heads_are_refused() -> None:
 )
 def test_vocabulary_is_padded_to_whole_blocks_per_rank(vocabulary: int, ranks: int, rows: int) -> None:
     cuts = cut_axis(Unit(count=vocabulary, kind="vocab"), vocabulary, Topology(tensor_parallel=ranks))
-    assert [cut.interval.size + cut.padding for cut in cuts] == [rows] * ranks
-    assert sum(cut.interval.size for cut in cuts) == vocabulary
+    assert [sum(part.size for part in cut.intervals) + cut.padding for cut in cuts] == [rows] * ranks
+    assert sum(part.size for cut in cuts for part in cut.intervals) == vocabulary
 
 
 @given(
@@ -79,13 +79,13 @@ def test_vocabulary_is_padded_to_whole_blocks_per_rank(vocabulary: int, ranks: i
 def test_cuts_partition_the_axis_at_units(size: int, unit: int, world: int, equal: bool, kind: str) -> None:
     count = -(-size // unit)
     cuts = cut_axis(Unit(size=unit, count=count, kind=kind), size, Topology(tensor_parallel=world, equal=equal))  # type: ignore[arg-type]
-    assert cuts[0].interval.start == 0
-    assert cuts[-1].interval.stop == size
-    assert all(a.interval.stop == b.interval.start for a, b in pairwise(cuts))
+    assert cuts[0].intervals[0].start == 0
+    assert cuts[-1].intervals[-1].stop == size
+    assert all(a.intervals[-1].stop == b.intervals[0].start for a, b in pairwise(cuts))
     if kind == "plain":
-        assert all(cut.interval.stop % unit == 0 or cut.interval.stop == size for cut in cuts)
+        assert all(cut.intervals[-1].stop % unit == 0 or cut.intervals[-1].stop == size for cut in cuts)
     if equal or kind == "vocab":
-        assert len({cut.interval.size + cut.padding for cut in cuts}) == 1
+        assert len({sum(part.size for part in cut.intervals) + cut.padding for cut in cuts}) == 1
     else:
         assert not any(cut.padding for cut in cuts)
 

@@ -69,7 +69,7 @@ def localise(module: ModuleSpec, tensor: TensorLayout, placement: Placement, dty
 
 def role_of(module: ModuleSpec) -> str:
     """Return the heading under which a module's bytes are shown."""
-    return {"linear": "linear", "embedding": "embedding"}.get(module.kind, "other")
+    return module.kind
 
 
 def _spans(dim: AxisMap, module: ModuleSpec, placement: Placement) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ def combined_units(modules: Sequence[ModuleSpec]) -> list[dict[str, Unit]]:
     widths: dict[str, int] = defaultdict(lambda: 1)
     for module in modules:
         for axis, domain in module.domains.items():
-            sizes[domain].setdefault(module.axes[axis], module.path)
+            sizes[domain].setdefault(module.axes[axis] // module.units[axis].segments, module.path)
             widths[domain] = lcm(widths[domain], *_hard(module, axis), module.units[axis].size)
     for domain, members in sizes.items():
         if len(members) > 1:
@@ -75,7 +75,7 @@ def _widen(unit: Unit, size: int, width: int) -> Unit:
             "a packed tensor cannot be cut at the borders of heads",
             why=f"heads have {unit.size} elements, packing needs multiples of {width}",
         )
-    return msgspec.structs.replace(unit, size=width, count=-(-size // width))
+    return msgspec.structs.replace(unit, size=width, count=-(-size // unit.segments // width))
 
 
 def _parts(module: ModuleSpec, placements: Sequence[Placement]) -> tuple[int, ...]:

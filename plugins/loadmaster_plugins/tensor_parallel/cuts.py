@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
+
+from loadmaster_hookspecs.errors import PlanError
 from loadmaster_hookspecs.sharding import Interval, Topology, Unit
 
 VOCAB_ALIGNMENT = 64
@@ -17,15 +20,17 @@ MIN_QUANTA_PER_RANK = 8
 
 
 class Cut(NamedTuple):
-    """What one rank owns of an axis: the interval of logical elements, and the zeros appended to it."""
+    """What one rank owns of an axis: the intervals of logical elements, and the zeros appended to them."""
 
-    interval: Interval
+    intervals: tuple[Interval, ...]
     padding: int = 0
 
 
 def cut_axis(unit: Unit, size: int, topology: Topology) -> list[Cut]:
     """Return every rank's part of an axis of `size` logical elements."""
     world = topology.tensor_parallel
+    if unit.segments > 1:
+        return _alike(unit, size // unit.segments, topology)
     if unit.kind == "vocab":
         return _padded(size, -(-size // (world * VOCAB_ALIGNMENT)) * VOCAB_ALIGNMENT, world)
     if unit.kind == "query_heads":
@@ -36,6 +41,19 @@ def cut_axis(unit: Unit, size: int, topology: Topology) -> list[Cut]:
     if topology.equal:
         return _padded(size, -(-unit.count // world) * unit.size, world)
     return [_scaled(part, unit.size, size) for part in _smooth(unit.count, world)]
+
+
+def _alike(unit: Unit, size: int, topology: Topology) -> list[Cut]:
+    """Cut every segment of `size` elements at the same places. Raises PlanError where that would need padding."""
+    cuts = cut_axis(msgspec.structs.replace(unit, segments=1), size, topology)
+    if any(cut.padding for cut in cuts):
+        raise PlanError(
+            "LM-PLAN-EQUAL",
+            f"{size} elements in each half of a packed matrix cannot be divided equally over {topology.tensor_parallel} ranks",
+            hints=["allow uneven ranks", "use a tensor parallel size that divides them"],
+        )
+    starts = [segment * size for segment in range(unit.segments)]
+    return [Cut(tuple(Interval(at + part.start, at + part.stop) for at in starts for part in cut.intervals)) for cut in cuts]
 
 
 def query_heads(heads: int, ratio: int, topology: Topology) -> list[Interval]:
@@ -76,8 +94,8 @@ def _smooth(count: int, parts: int) -> list[Interval]:
 def _padded(size: int, rows: int, parts: int) -> list[Cut]:
     """Give every rank `rows` elements, with zeros where the axis has ended."""
     starts = [min(part * rows, size) for part in range(parts + 1)]
-    return [Cut(Interval(a, b), rows - (b - a)) for a, b in pairwise(starts)]
+    return [Cut((Interval(a, b),), rows - (b - a)) for a, b in pairwise(starts)]
 
 
 def _scaled(part: Interval, unit: int, size: int) -> Cut:
-    return Cut(Interval(min(part.start * unit, size), min(part.stop * unit, size)))
+    return Cut((Interval(min(part.start * unit, size), min(part.stop * unit, size)),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from loadmaster_hookspecs.errors import PlanError
@@ -12,18 +12,22 @@ from loadmaster_hookspecs.sharding import CollectiveIn, CollectiveOut, Placement
 from loadmaster_plugins.tensor_parallel.cuts import cut_axis
 
 Style = tuple[str, CollectiveIn, CollectiveOut]
-"""The side that is cut (`out` or `in`), and what happens to input and output."""
+"""The side that is cut (`out`, `in` or whatever has a unit), and what happens to input and output."""
 
 STYLES: Final[dict[str, Style]] = {
     "colwise": ("out", "", ""),
     "colwise_gather_output": ("out", "", "concat"),
+    "packed_colwise": ("out", "", ""),
     "rowwise": ("in", "", "sum"),
     "rowwise_split_input": ("in", "slice", "sum"),
     "embedding_rowwise": ("out", "shift_ids", "sum"),
+    "moe_tp_experts": ("", "", "sum"),
+    "local_params": ("", "", ""),
 }
-"""The split styles of transformers' tensor-parallel plans that concern one matrix."""
+"""The split styles of transformers' tensor-parallel plans. Those without a side concern modules whose parameters are cut in
+different ways: every axis that has a unit is cut."""
 
-WHOLE: Final = frozenset({"replicate", "replicated_with_grad_allreduce"})
+WHOLE: Final = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj"})
 """Styles under which every rank holds the whole module; gradients do not concern a loader."""
 
 
@@ -64,19 +68,31 @@ class TensorParallel:
                 hints=["use --tp 1", f"supported styles: {', '.join(sorted(STYLES))}"],
             )
         side, collective_in, collective_out = STYLES[module.style]
-        axis = "vocab" if side == "out" and "vocab" in module.axes else side
-        if axis not in units:
-            raise PlanError(
-                "LM-PLAN-UNITS",
-                "a module that must be cut has no unit to cut it by",
-                where={"module": module.path, "axis": axis},
-            )
-        cut = cut_axis(units[axis], module.axes[axis], topology)[rank]
+        axes = [_axis(module, side)] if side else list(units)
+        for axis in axes:
+            if axis not in units:
+                raise PlanError(
+                    "LM-PLAN-UNITS",
+                    "a module that must be cut has no unit to cut it by",
+                    where={"module": module.path, "axis": axis},
+                )
+        cuts = {axis: cut_axis(units[axis], module.axes[axis], topology)[rank] for axis in axes}
         return Placement(
-            owns={axis: (cut.interval,)},
-            padding={axis: cut.padding} if cut.padding else {},
-            zeros=("bias",) if collective_out == "sum" and rank > 0 else (),
+            owns={axis: cut.intervals for axis, cut in cuts.items()},
+            padding={axis: cut.padding for axis, cut in cuts.items() if cut.padding},
+            zeros=_contributed_once(module, cuts) if collective_out == "sum" and rank > 0 else (),
             collective_in=collective_in,
             collective_out=collective_out,
-            total=module.axes[axis] if collective_out == "concat" else 0,
+            total=module.axes[axes[0]] if collective_out == "concat" else 0,
         )
+
+
+def _axis(module: ModuleSpec, side: str) -> str:
+    """Return the axis that a style cuts; the rows of an embedding and of the output head are the vocabulary."""
+    return "vocab" if side == "out" and "vocab" in module.axes else side
+
+
+def _contributed_once(module: ModuleSpec, cut: Iterable[str]) -> tuple[str, ...]:
+    """Return the tensors that every rank would add in full to a summed result, such as a bias."""
+    axes = set(cut)
+    return tuple(tensor.name for tensor in module.tensors if not any(dim.axis in axes for dim in tensor.dims))

@@ -14,7 +14,7 @@ ATTENTION: Final = "loadmaster"
 KV_INDEX: Final = "loadmaster_kv_index"
 """Attribute of an attention module: the local key-value head of each local query head, where the ratio is not uniform."""
 
-_MEANINGFUL: Final = ("s_aux", "position_bias", "head_mask")
+_MEANINGFUL: Final = ("head_mask",)
 
 
 def register_attention() -> None:
@@ -35,12 +35,15 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return the attention output [batch, tokens, query heads, head size].
 
-    `query` is [batch, query heads, tokens, head size]; `key` and `value` have the rank's key-value heads. Inputs that change
-    the result and are not implemented raise NotImplementedError instead of being left out.
+    `query` is [batch, query heads, tokens, head size]; `key` and `value` have the rank's key-value heads; `s_aux` is one score
+    per query head that takes its share of attention and gives nothing (an attention sink); `position_bias` is added to the scores. Inputs that change the result and are not implemented raise
+    NotImplementedError instead of being left out.
     """
     for name in _MEANINGFUL:
         if kwargs.get(name) is not None:
@@ -48,8 +51,12 @@ def attention(
     index = getattr(module, KV_INDEX, None)
     if index is not None:
         key, value = key.index_select(1, index), value.index_select(1, index)
-    if softcap is not None:
-        return _capped(query, key, value, attention_mask, scaling, softcap).transpose(1, 2).contiguous(), None
+    if softcap is not None or s_aux is not None or position_bias is not None:
+        scores = query @ _repeated(key, query.shape[1]).transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+        scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+        scores = scores if position_bias is None else scores + position_bias
+        weights = _weights(scores, attention_mask, s_aux)
+        return (weights @ _repeated(value, query.shape[1])).transpose(1, 2).contiguous(), None
     causal = attention_mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True))
     output = torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -64,22 +71,17 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _capped(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention whose scores are bounded by `softcap * tanh(scores / softcap)` before the mask, as Gemma 2 defines it."""
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = torch.tanh(scores / softcap) * softcap
+def _weights(scores: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return what every token takes of every other one: the softmax of masked scores, of which sinks get their share."""
     new, total = scores.shape[-2:]
     if mask is None:
         mask = torch.ones(new, total, dtype=torch.bool, device=scores.device).tril(total - new)
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return weights @ value
+    masked = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        masked = torch.cat([masked, sinks.reshape(1, -1, 1, 1).expand(*masked.shape[:-1], 1)], dim=-1)
+    return torch.softmax(masked, dim=-1, dtype=torch.float32).to(scores.dtype)[..., :total]
+
+
+def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return keys or values once per query head."""
+    return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from loadmaster_hookspecs.models import ModelOutline
 from loadmaster_hookspecs.sharding import Interval, ModulePlacement
 from loadmaster_plugins.transformers_models.attention import KV_INDEX
+from loadmaster_plugins.transformers_models.heads import KEY_COUNTS, OUTPUT, QUERY_COUNTS, Heads, heads_of, is_attention
 from loadmaster_plugins.transformers_models.outline import outline_of
 from loadmaster_plugins.transformers_models.skeleton import build_skeleton
 
@@ -53,7 +54,7 @@ def build_model(config: Mapping[str, Any], dtype: str, placements: Sequence[Modu
     """Build the model of one rank. Nothing but its computed buffers takes memory."""
     model = build_skeleton(config, dtype)
     _compute_buffers(model)
-    _map_heads(model, outline_of(config), placements)
+    _localise_heads(model, outline_of(config), placements)
     return TransformersModel(model)
 
 
@@ -69,18 +70,34 @@ def _compute_buffers(model: PreTrainedModel) -> None:
                 model._init_weights(module)  # type: ignore[no-untyped-call]
 
 
-def _map_heads(model: PreTrainedModel, outline: ModelOutline, placements: Sequence[ModulePlacement]) -> None:
-    """Tell attention modules which key-value head each query head uses, where a rank's heads are not evenly grouped."""
-    ratio = outline.query_heads // outline.kv_heads
-    owned = {placed.path: placed.placement.owns.get("out") for placed in placements}
-    for path, queries in owned.items():
-        parent, _, name = path.rpartition(".")
-        keys = owned.get(f"{parent}.k_proj")
-        if name != "q_proj" or not queries or not keys:
-            continue
-        index = kv_index(_heads(queries[0], outline.head_dim), _heads(keys[0], outline.head_dim), ratio)
-        if index is not None:
-            setattr(model.get_submodule(parent), KV_INDEX, torch.tensor(index))
+def _localise_heads(model: PreTrainedModel, outline: ModelOutline, placements: Sequence[ModulePlacement]) -> None:
+    """Tell every divided attention module how many heads the rank has, and which key-value head each query head uses."""
+    divided: dict[str, dict[str, Interval]] = {}
+    for placed in placements:
+        parent, _, name = placed.path.rpartition(".")
+        whole_inside = placed.placement.collective_in == "slice" or placed.placement.collective_out == "concat"
+        if is_attention(model.get_submodule(parent)) and not whole_inside:
+            divided.setdefault(parent, {})[name] = next(iter(placed.placement.owns.values()))[0]
+    for path, owned in divided.items():
+        module = model.get_submodule(path)
+        heads = heads_of(module, outline)
+        output = next((name for name in OUTPUT if name in owned), None)
+        if output is not None:
+            width = module.get_submodule(output).in_features
+            _set_heads(module, heads, _scaled(owned[output], heads.queries, width))
+
+
+def _set_heads(module: torch.nn.Module, heads: Heads, queries: Interval) -> None:
+    keys = Interval(queries.start // heads.ratio, -(-queries.stop // heads.ratio))
+    for names, whole, local in ((QUERY_COUNTS, heads.queries, queries.size), (KEY_COUNTS, heads.keys, keys.size)):
+        for name in names:
+            if getattr(module, name, None) == whole:
+                setattr(module, name, local)
+    index = kv_index(queries, keys, heads.ratio)
+    if index is not None:
+        setattr(module, KV_INDEX, torch.tensor(index))
+    elif hasattr(module, "num_key_value_groups"):
+        module.num_key_value_groups = queries.size // keys.size
 
 
 def kv_index(queries: Interval, keys: Interval, ratio: int) -> list[int] | None:
@@ -91,5 +108,6 @@ def kv_index(queries: Interval, keys: Interval, ratio: int) -> list[int] | None:
     return None if uniform else index
 
 
-def _heads(elements: Interval, head_dim: int) -> Interval:
-    return Interval(elements.start // head_dim, elements.stop // head_dim)
+def _scaled(elements: Interval, count: int, size: int) -> Interval:
+    """Return the heads that an interval of elements is, where `count` heads have `size` elements together."""
+    return Interval(elements.start * count // size, elements.stop * count // size)

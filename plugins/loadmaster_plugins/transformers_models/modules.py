@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from loadmaster_hookspecs.dtypes import BY_TORCH_NAME
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.models import ModelOutline, ModuleKind, ModuleSpec
 from loadmaster_hookspecs.sharding import Unit
+from loadmaster_plugins.transformers_models.heads import Heads, head_unit, heads_of, is_attention
 
 if TYPE_CHECKING:
     import torch
 
-QUERY = frozenset({"q_proj", "o_proj", "out_proj", "dense"})
-KEY_VALUE = frozenset({"k_proj", "v_proj"})
-SPLIT_SIDE = {"colwise": "out", "colwise_gather_output": "out", "rowwise": "in", "rowwise_split_input": "in"}
+SIDES: Final = {
+    "colwise": "out",
+    "colwise_gather_output": "out",
+    "packed_colwise": "out",
+    "rowwise": "in",
+    "rowwise_split_input": "in",
+    "packed_rowwise": "in",
+}
+"""The side of a matrix that a style of transformers' tensor-parallel plans cuts: its rows (`out`) or its columns (`in`)."""
+
+PACKED: Final = frozenset({"packed_colwise", "packed_rowwise"})
+"""Styles of matrices that hold two of the same size, gate and up, which are cut alike."""
+
+HALVES: Final = 2
+JOINED: Final = frozenset({"colwise_gather_output", "rowwise_split_input"})
+"""Styles under which modelling code sees whole tensors, so that a cut need not respect heads."""
+
+OWN_PARAMETERS: Final = "local_params"
+"""The style of a module some of whose own parameters are cut while it needs no communication."""
+
+
+class Scene(NamedTuple):
+    """The module tree and what its authors say about splitting it."""
+
+    model: torch.nn.Module
+    styles: list[tuple[re.Pattern[str], str]]
+    outline: ModelOutline
+
+    def style(self, path: str) -> str:
+        """Return the style that the plan gives a module or parameter, or an empty string."""
+        return next((style for pattern, style in self.styles if pattern.fullmatch(path)), "")
+
+    def heads(self, path: str) -> Heads | None:
+        """Return the head counts of a module, or None when it is no attention block."""
+        module = self.model.get_submodule(path)
+        return heads_of(module, self.outline) if is_attention(module) else None
 
 
 def module_specs(
@@ -26,14 +60,15 @@ def module_specs(
 
     `persistent` maps the names of buffers that belong to the checkpoint to their element types.
     """
-    styles = [(_pattern(name), style) for name, style in tp_plan.items()]
+    scene = Scene(model, [(_pattern(name), style) for name, style in tp_plan.items()], outline)
     for path, module in model.named_modules():
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(recurse=False)}
         kept = {name.rpartition(".")[2]: dtype for name, dtype in persistent.items() if name.rpartition(".")[0] == path}
         shapes |= {name: tuple(module.get_buffer(name).shape) for name in kept}
-        if shapes:
-            style = next((style for pattern, style in styles if pattern.fullmatch(path)), "replicate")
-            yield _specify(path, _kind(module), style, shapes, kept, outline)
+        if not shapes:
+            continue
+        cut = {name: style for name in shapes if (style := scene.style(f"{path}.{name}"))}
+        yield _composite(scene, path, shapes, kept, cut) if cut else _single(scene, path, _kind(module), shapes, kept)
 
 
 def float_buffers(model: torch.nn.Module) -> dict[str, str]:
@@ -44,23 +79,78 @@ def float_buffers(model: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def _specify(
-    path: str,
-    kind: ModuleKind,
-    style: str,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    outline: ModelOutline,
+def _single(
+    scene: Scene, path: str, kind: ModuleKind, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
 ) -> ModuleSpec:
-    names = _axis_names(path, kind, outline, shapes.get("weight", ()))
-    axes: dict[str, int] = {}
-    tensors = []
+    """Specify a module with one matrix, or with parameters that nobody cuts."""
+    names = _axis_names(path, kind, scene.outline, shapes.get("weight", ()))
+    dims = {name: _dims(name, shape, names) for name, shape in shapes.items()}
+    axes = {axis: size for name, shape in shapes.items() for axis, size in zip(dims[name], shape, strict=True)}
+    style = scene.style(path) or "replicate"
+    units: dict[str, Unit] = {}
+    domains: dict[str, str] = {}
+    side = SIDES.get(style, "")
+    if "vocab" in axes:
+        units, domains = {"vocab": Unit(count=axes["vocab"], kind="vocab")}, {"vocab": "vocab"}
+    elif kind == "linear" and side in axes:
+        parent, _, name = path.rpartition(".")
+        heads = scene.heads(parent) if style not in JOINED else None
+        unit = _unit(name, axes[side], style, heads)
+        if unit is None:
+            style = f"{style} of {axes[side]} elements that are no multiple of the heads"
+        else:
+            units, domains = {side: unit}, {side: _domain(parent, unit)}
+    return ModuleSpec(
+        path=path, kind=kind, style=style, axes=axes, tensors=_layouts(dims, dtypes), units=units, domains=domains
+    )
+
+
+def _composite(
+    scene: Scene, path: str, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], styles: Mapping[str, str]
+) -> ModuleSpec:
+    """Specify a module whose parameters have styles of their own: stacked experts, or attention with sinks."""
+    heads = scene.heads(path)
+    dims, axes = {}, {}
+    units: dict[str, Unit] = {}
     for name, shape in shapes.items():
-        dims = _dims(name, shape, names)
-        axes |= dict(zip(dims, shape, strict=True))
-        tensors.append(TensorLayout(name=name, dims=tuple(AxisMap(axis=axis) for axis in dims), dtype=dtypes.get(name, "")))
-    units, domains = _units(path, kind, style, axes, outline)
-    return ModuleSpec(path=path, kind=kind, style=style, axes=axes, tensors=tuple(tensors), units=units, domains=domains)
+        dims[name] = tuple(f"{name}{dim}" for dim in range(len(shape)))
+        axes |= dict(zip(dims[name], shape, strict=True))
+        side = SIDES.get(styles.get(name, ""))
+        if side is None or (side == "in" and len(shape) == 1):
+            continue
+        dim = max(len(shape) - 2, 0) if side == "out" else len(shape) - 1
+        unit = _unit(name, shape[dim], styles[name], heads)
+        if unit is not None:
+            units[dims[name][dim]] = unit
+    unknown = [style for name, style in styles.items() if not any(axis in units for axis in dims[name])]
+    return ModuleSpec(
+        path=path,
+        kind="other" if heads else "experts",
+        style=unknown[0] if unknown else scene.style(path) or OWN_PARAMETERS,
+        axes=axes,
+        tensors=_layouts(dims, dtypes),
+        units=units,
+        domains={axis: _domain(path, unit) for axis, unit in units.items()},
+    )
+
+
+def _unit(name: str, size: int, style: str, heads: Heads | None) -> Unit | None:
+    """Return what must stay whole of `size` elements, or None where nothing sensible can."""
+    if style in PACKED:
+        return Unit(count=size // HALVES, segments=HALVES) if size % HALVES == 0 and heads is None else None
+    return Unit(count=size) if heads is None else head_unit(name, size, heads)
+
+
+def _domain(parent: str, unit: Unit) -> str:
+    """Return the name of the group of axes that are cut at the same places."""
+    return f"{parent}:{unit.kind}:{unit.size}x{unit.count}"
+
+
+def _layouts(dims: Mapping[str, tuple[str, ...]], dtypes: Mapping[str, str]) -> tuple[TensorLayout, ...]:
+    return tuple(
+        TensorLayout(name=name, dims=tuple(AxisMap(axis=axis) for axis in axes), dtype=dtypes.get(name, ""))
+        for name, axes in dims.items()
+    )
 
 
 def _axis_names(path: str, kind: ModuleKind, outline: ModelOutline, weight: tuple[int, ...]) -> tuple[str, ...]:
@@ -79,27 +169,6 @@ def _dims(name: str, shape: tuple[int, ...], weight_axes: tuple[str, ...]) -> tu
     if weight_axes and name == "bias":
         return weight_axes[:1]
     return tuple(f"{name}{dim}" for dim in range(len(shape)))
-
-
-def _units(
-    path: str, kind: ModuleKind, style: str, axes: Mapping[str, int], outline: ModelOutline
-) -> tuple[dict[str, Unit], dict[str, str]]:
-    """Return the unit and the domain of the axis that the module's style cuts."""
-    if "vocab" in axes:
-        return {"vocab": Unit(count=axes["vocab"], kind="vocab")}, {"vocab": "vocab"}
-    side = SPLIT_SIDE.get(style, "")
-    if kind != "linear" or side not in axes:
-        return {}, {}
-    parent, _, name = path.rpartition(".")
-    ratio = outline.query_heads // outline.kv_heads
-    size = axes[side]
-    if name in QUERY and size == outline.query_heads * outline.head_dim:
-        unit = Unit(size=outline.head_dim, count=outline.query_heads, kind="query_heads", ratio=ratio)
-        return {side: unit}, {side: f"{parent}:query"}
-    if name in KEY_VALUE and size == outline.kv_heads * outline.head_dim:
-        unit = Unit(size=outline.head_dim, count=outline.kv_heads, kind="kv_heads", ratio=ratio)
-        return {side: unit}, {side: f"{parent}:kv"}
-    return {side: Unit(count=size)}, {side: f"{parent}:{size}"}
 
 
 def _kind(module: torch.nn.Module) -> ModuleKind:

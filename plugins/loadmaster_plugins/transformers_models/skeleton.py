@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import PlanError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+EXPERTS: Final = "eager"
+"""transformers' plain loop over the experts that tokens were sent to: the same result on every device and for every batch."""
 
 
 def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
@@ -47,7 +51,10 @@ def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                made, dtype=getattr(torch, TORCH_NAMES[dtype]), attn_implementation=ATTENTION
+                made,
+                dtype=getattr(torch, TORCH_NAMES[dtype]),
+                attn_implementation=ATTENTION,
+                experts_implementation=EXPERTS,
             )
     except ValueError as error:
         raise PlanError(

@@ -1,0 +1,71 @@
+"""How many heads an attention module has, and which units its projections are cut in.
+
+Head counts are read from the module and not from the model's configuration, because layers of one model may differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.sharding import Unit
+
+if TYPE_CHECKING:
+    import torch
+
+KEY_VALUE: Final = frozenset({"k_proj", "v_proj"})
+OUTPUT: Final = frozenset({"o_proj", "out_proj", "dense"})
+FUSED: Final = frozenset({"qkv_proj", "query_key_value"})
+"""Projections that hold query, key and value rows of one head after the other; they can be cut where each head has its own."""
+
+QUERY_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+KEY_COUNTS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+"""Attributes in which modelling code keeps head counts."""
+
+
+class Heads(NamedTuple):
+    """Query heads and key-value heads of one attention module."""
+
+    queries: int
+    keys: int
+
+    @property
+    def ratio(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.queries // self.keys
+
+
+def is_attention(module: torch.nn.Module) -> bool:
+    """Return whether a module is an attention block, by the name that transformers gives all of them."""
+    return "Attention" in type(module).__name__
+
+
+def heads_of(module: torch.nn.Module, outline: ModelOutline) -> Heads:
+    """Return the head counts of an attention module on the meta device, undivided."""
+    children = dict(module.named_children())
+    head_dim = _size(module, "head_dim") or outline.head_dim
+    output = next((children[name] for name in children if name in OUTPUT), None)
+    keys = _size(children.get("k_proj"), "out_features") // head_dim
+    groups = _size(module, "num_key_value_groups")
+    counted = next((count for name in QUERY_COUNTS if (count := _size(module, name))), 0)
+    if not keys:
+        queries = counted or outline.query_heads
+        return Heads(queries, outline.kv_heads if children.keys() & FUSED else queries)
+    return Heads(keys * groups if groups else _size(output, "in_features") // head_dim or counted, keys)
+
+
+def head_unit(name: str, size: int, heads: Heads) -> Unit | None:
+    """Return the unit in which `size` elements that belong to projection `name` are cut, or None where heads do not fit."""
+    if name in FUSED and heads.ratio != 1:
+        return None
+    kind, count = ("kv_heads", heads.keys) if name in KEY_VALUE else ("query_heads", heads.queries)
+    if size % count or heads.queries % heads.keys:
+        return None
+    if kind == "kv_heads":
+        return Unit(size=size // count, count=count, kind="kv_heads", ratio=heads.ratio)
+    return Unit(size=size // count, count=count, kind="query_heads", ratio=heads.ratio)
+
+
+def _size(module: torch.nn.Module | None, name: str) -> int:
+    value = getattr(module, name, 0)
+    return value if isinstance(value, int) else 0
