@@ -76,6 +76,13 @@ class TensorParallel:
                     "a module that must be cut has no unit to cut it by",
                     where={"module": module.path, "axis": axis},
                 )
+            if units[axis].kind == "query_heads" and units[axis].count < topology.tensor_parallel:
+                raise PlanError(
+                    "LM-PLAN-HEADS",
+                    f"{units[axis].count} query heads cannot be divided over {topology.tensor_parallel} ranks",
+                    where={"module": module.path},
+                    hints=[f"use a tensor parallel size of at most {units[axis].count}"],
+                )
         cuts = {axis: cut_axis(units[axis], module.axes[axis], topology)[rank] for axis in axes}
         return Placement(
             owns={axis: cut.intervals for axis, cut in cuts.items()},

@@ -61,13 +61,15 @@ def build_model(config: Mapping[str, Any], dtype: str, placements: Sequence[Modu
 def _compute_buffers(model: PreTrainedModel) -> None:
     """Give every buffer that no file holds its storage and its value, as transformers' own initialisation computes it."""
     stored = set(model.state_dict())
+    owners: dict[str, PreTrainedModel] = {}
     for path, module in model.named_modules():
+        owner = owners[path] = module if isinstance(module, PreTrainedModel) else owners[path.rpartition(".")[0]]
         names = [name for name, buffer in module.named_buffers(recurse=False) if f"{path}.{name}" not in stored]
         for name in names:
             module.register_buffer(name, torch.empty_like(module.get_buffer(name), device="cpu"), persistent=False)
         if names:
             with torch.no_grad():
-                model._init_weights(module)  # type: ignore[no-untyped-call]
+                owner._init_weights(module)  # type: ignore[no-untyped-call]
 
 
 def _localise_heads(model: PreTrainedModel, outline: ModelOutline, placements: Sequence[ModulePlacement]) -> None:

@@ -36,12 +36,16 @@ class Heads(NamedTuple):
 
 
 def is_attention(module: torch.nn.Module) -> bool:
-    """Return whether a module is an attention block, by the name that transformers gives all of them."""
-    return "Attention" in type(module).__name__
+    """Return whether a module is an attention block, by the names that transformers gives them."""
+    return any(kind in type(module).__name__ for kind in ("Attention", "MLA"))
 
 
 def heads_of(module: torch.nn.Module, outline: ModelOutline) -> Heads:
     """Return the head counts of an attention module on the meta device, undivided."""
+    blocks = _size(module, "mp_num")
+    if blocks:
+        # The fused projection holds this many blocks, each with the rows of its own heads: they stay whole, as heads do.
+        return Heads(blocks, blocks)
     children = dict(module.named_children())
     head_dim = _size(module, "head_dim") or outline.head_dim
     output = next((children[name] for name in children if name in OUTPUT), None)
@@ -54,9 +58,12 @@ def heads_of(module: torch.nn.Module, outline: ModelOutline) -> Heads:
     return Heads(keys * groups if groups else _size(output, "in_features") // head_dim or counted, keys)
 
 
-def head_unit(name: str, size: int, heads: Heads) -> Unit | None:
-    """Return the unit in which `size` elements that belong to projection `name` are cut, or None where heads do not fit."""
-    if name in FUSED and heads.ratio != 1:
+def head_unit(name: str, side: str, size: int, heads: Heads) -> Unit | None:
+    """Return the unit in which one side of projection `name` with `size` elements is cut, or None where heads do not fit.
+
+    Only the output projection takes its input from heads; another one would see a part of what it needs.
+    """
+    if (name in FUSED and heads.ratio != 1) or (side == "in" and name not in OUTPUT):
         return None
     kind, count = ("kv_heads", heads.keys) if name in KEY_VALUE else ("query_heads", heads.queries)
     if size % count or heads.queries % heads.keys:

@@ -32,6 +32,9 @@ HALVES: Final = 2
 JOINED: Final = frozenset({"colwise_gather_output", "rowwise_split_input"})
 """Styles under which modelling code sees whole tensors, so that a cut need not respect heads."""
 
+UNCUT: Final = frozenset({"replicate", "replicated_with_grad_allreduce"})
+"""Styles under which a module stays whole."""
+
 OWN_PARAMETERS: Final = "local_params"
 """The style of a module some of whose own parameters are cut while it needs no communication."""
 
@@ -56,7 +59,7 @@ class Scene(NamedTuple):
 def module_specs(
     model: torch.nn.Module, tp_plan: Mapping[str, str], outline: ModelOutline, persistent: Mapping[str, str]
 ) -> Iterator[ModuleSpec]:
-    """Yield a specification for every module that owns tensors, in the order in which the model holds them.
+    """Yield a specification for every module that owns tensors or has a style, in the order in which the model holds them.
 
     `persistent` maps the names of buffers that belong to the checkpoint to their element types.
     """
@@ -66,6 +69,8 @@ def module_specs(
         kept = {name.rpartition(".")[2]: dtype for name, dtype in persistent.items() if name.rpartition(".")[0] == path}
         shapes |= {name: tuple(module.get_buffer(name).shape) for name in kept}
         if not shapes:
+            if style := scene.style(path):
+                yield ModuleSpec(path=path, kind="other", style=style, axes={}, tensors=())
             continue
         cut = {name: style for name in shapes if (style := scene.style(f"{path}.{name}"))}
         yield _composite(scene, path, shapes, kept, cut) if cut else _single(scene, path, _kind(module), shapes, kept)
@@ -90,14 +95,16 @@ def _single(
     units: dict[str, Unit] = {}
     domains: dict[str, str] = {}
     side = SIDES.get(style, "")
-    if "vocab" in axes:
+    if style not in UNCUT and not shapes.keys() <= {"weight", "bias"}:
+        style = f"{style} of a module with parameters that are neither weight nor bias"
+    elif "vocab" in axes:
         units, domains = {"vocab": Unit(count=axes["vocab"], kind="vocab")}, {"vocab": "vocab"}
     elif kind == "linear" and side in axes:
         parent, _, name = path.rpartition(".")
         heads = scene.heads(parent) if style not in JOINED else None
         unit = _unit(name, axes[side], style, heads)
         if unit is None:
-            style = f"{style} of {axes[side]} elements that are no multiple of the heads"
+            style = f"{style} of a matrix that does not consist of heads"
         else:
             units, domains = {side: unit}, {side: _domain(parent, unit)}
     return ModuleSpec(
@@ -123,6 +130,8 @@ def _composite(
         if unit is not None:
             units[dims[name][dim]] = unit
     unknown = [style for name, style in styles.items() if not any(axis in units for axis in dims[name])]
+    if len({unit.count * unit.size for unit in units.values()}) > 1:
+        unknown.append("parts of different widths in one module")
     return ModuleSpec(
         path=path,
         kind="other" if heads else "experts",
@@ -138,7 +147,7 @@ def _unit(name: str, size: int, style: str, heads: Heads | None) -> Unit | None:
     """Return what must stay whole of `size` elements, or None where nothing sensible can."""
     if style in PACKED:
         return Unit(count=size // HALVES, segments=HALVES) if size % HALVES == 0 and heads is None else None
-    return Unit(count=size) if heads is None else head_unit(name, size, heads)
+    return Unit(count=size) if heads is None else head_unit(name, SIDES[style], size, heads)
 
 
 def _domain(parent: str, unit: Unit) -> str:

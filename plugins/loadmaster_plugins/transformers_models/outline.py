@@ -8,6 +8,12 @@ from typing import Any
 from loadmaster_hookspecs.errors import PlanError
 from loadmaster_hookspecs.models import ModelOutline
 
+LAYERS = ("layer_types", "layers_block_type")
+"""Keys that list the kind of every layer, which some configurations have instead of a number."""
+
+WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+"""Keys of the inner widths of feed-forward blocks and experts: every rank needs a part of each."""
+
 MAX_SIZE = 1 << 32
 """No dimension of a real model comes near this; larger values are damage."""
 
@@ -26,11 +32,12 @@ def outline_of(config: Mapping[str, Any]) -> ModelOutline:
     kv_heads = _size(text, "num_key_value_heads", "n_head_kv", default=heads)
     if heads % kv_heads:
         raise _key_error("num_key_value_heads", f"{heads} query heads are no multiple of {kv_heads} key-value heads")
-    widths = {name: _size(text, name) for name in ("intermediate_size",) if text.get(name) is not None}
+    layers = next((text[key] for key in LAYERS if isinstance(text.get(key), list)), [])
+    widths = {name: _width(text, name) for name in WIDTHS if text.get(name) is not None}
     return ModelOutline(
         architecture=_architecture(config),
         hidden_size=hidden,
-        num_layers=_size(text, "num_hidden_layers", "n_layer", "n_layers"),
+        num_layers=_size(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(layers) or None),
         vocab_size=_size(text, "vocab_size"),
         query_heads=heads,
         kv_heads=kv_heads,
@@ -59,6 +66,12 @@ def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> 
     if default is None:
         raise _key_error(keys[0], "the key is absent")
     return default
+
+
+def _width(config: Mapping[str, Any], key: str) -> int:
+    """Return a width, the narrowest one where every layer has its own."""
+    value = config[key]
+    return min(_size({key: one}, key) for one in value) if isinstance(value, list) and value else _size(config, key)
 
 
 def _key_error(key: str, why: str) -> PlanError:

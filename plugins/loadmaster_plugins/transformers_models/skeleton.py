@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     """
     from transformers import CONFIG_MAPPING
 
-    plain = copy.deepcopy({key: value for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")})
+    plain = {key: _plain(value) for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")}
     model_type = plain.get("model_type", "")
     try:
         made: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(plain)
@@ -39,12 +38,19 @@ def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
         ) from error
 
 
+def _plain(value: Any) -> Any:
+    """Return a copy of a value from a configuration; infinities, which JSON does not have, become numbers again."""
+    if isinstance(value, Mapping):
+        return float(value["__float__"]) if value.keys() == {"__float__"} else {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
     """Return the causal language model with all parameters and buffers on the meta device."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    from loadmaster_plugins.transformers_models.attention import ATTENTION, register_attention
+    from loadmaster_plugins.transformers_models.attention import attention_name, register_attention
 
     register_attention()
     made = build_config(config)
@@ -53,7 +59,7 @@ def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 made,
                 dtype=getattr(torch, TORCH_NAMES[dtype]),
-                attn_implementation=ATTENTION,
+                attn_implementation=attention_name(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(made), object)),
                 experts_implementation=EXPERTS,
             )
     except ValueError as error:
