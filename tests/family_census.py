@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +44,26 @@ class Outcome(NamedTuple):
     why: str = ""
 
 
+def random_model(family: str, **sizes: Any) -> torch.nn.Module:
+    """Return a model whose every parameter and stored buffer has values of its own."""
+    torch.manual_seed(0)
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        tiny_config(family, **sizes), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.2 * torch.randn(tensor.shape))
+    return model.eval()
+
+
 def examine(family: str, folder: Path) -> Outcome:
     """Return what happens to a tiny random model of `family`, saved below `folder` by transformers.
 
     Everything but a refusal by the planner is raised: nothing else may happen to a user.
     """
     try:
-        model = _random_model(family)
+        model = random_model(family)
         reference = reference_logits(model, IDS)
     except Exception as error:  # noqa: BLE001 # boundary: whatever transformers cannot do with a tiny default configuration
         return Outcome(family, NOT_BUILT, NOT_BUILT, f"transformers: {_first_line(error)}")
@@ -77,19 +90,6 @@ def write_table() -> None:
     lines = [f"| `{row.family}` | {row.whole} | {row.split} | {row.why} |" for row in rows]
     before, _, rest = TABLE.read_text().partition(BEGIN)
     TABLE.write_text(f"{before}{BEGIN}\n{HEADER}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}")
-
-
-def _random_model(family: str) -> torch.nn.Module:
-    """Return a model whose every parameter and stored buffer has values of its own."""
-    torch.manual_seed(0)
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        tiny_config(family), dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    )
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            if tensor.is_floating_point():
-                tensor.add_(0.2 * torch.randn(tensor.shape))
-    return model.eval()
 
 
 def _attempt(folder: Path, ranks: int, reference: npt.NDArray[np.float32]) -> tuple[str, str]:

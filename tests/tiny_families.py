@@ -109,7 +109,8 @@ SPECIAL: Final[dict[str, dict[str, Any]]] = {
         "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
     },
     "dots3_note_text": {"per_layer_config": {}, "head_dim": 12},
-    "dory": {"layer_types": None, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 1},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "dense"]},
+    "dory": {"layer_types": None, "num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 1},
     "gemma4_unified_text": {"per_layer_config": {1: {"head_dim": 16}}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -139,14 +140,17 @@ def families() -> dict[str, type[PreTrainedConfig]]:
     return found
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
-    """Return the family's default configuration with small sizes."""
-    return _tiny(families()[model_type])
+def tiny_config(model_type: str, **sizes: Any) -> PreTrainedConfig:
+    """Return the family's default configuration with small sizes, or those given."""
+    return _tiny(families()[model_type], **sizes)
 
 
-def _tiny(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
-    parts = {name: _tiny(part) for name, part in kind.sub_configs.items() if issubclass(part, PreTrainedConfig)}
-    return kind(**_sizes(kind), **{name: part.to_dict() for name, part in parts.items()})
+def _tiny(kind: type[PreTrainedConfig], **sizes: Any) -> PreTrainedConfig:
+    default = kind()
+    parts = {name: _tiny(type(part)) for name in kind.sub_configs if (part := getattr(default, name, None)) is not None}
+    nested = {name: part.to_dict() for name, part in parts.items()}
+    settings: dict[str, Any] = {**_sizes(kind), **sizes, **nested}
+    return kind(**settings)
 
 
 def _sizes(kind: type[PreTrainedConfig]) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def reference_logits(model: torch.nn.Module, ids: list[int]) -> npt.NDArray[np.f
     return logits
 
 
+def greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> tuple[int, ...]:
+    """Return transformers' greedy continuation without stopping."""
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)  # type: ignore[operator]
+    return tuple(output[0, len(prompt) :].tolist())
+
+
 def relative_error(value: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> float:
     """Return the largest absolute difference over the largest absolute reference value."""
     return float(np.abs(value - reference).max() / np.abs(reference).max())

@@ -9,15 +9,9 @@ import pytest
 import torch
 
 import loadmaster as lm
-from tiny_models import make_model, save_model
+from tiny_models import greedy, make_model, save_model
 
 PROMPTS = [[3, 17, 200, 5], [9], [249, 8, 8, 90, 41, 2, 7, 30]]
-
-
-def greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> tuple[int, ...]:
-    """Return transformers' greedy continuation without stopping."""
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)  # type: ignore[operator]
-    return tuple(output[0, len(prompt) :].tolist())
 
 
 @pytest.fixture(scope="module")

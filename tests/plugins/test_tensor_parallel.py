@@ -111,7 +111,10 @@ def linear(style: str, units: dict[str, Unit] | None = None) -> ModuleSpec:
         kind="linear",
         style=style,
         axes={"out": 8, "in": 10},
-        tensors=(TensorLayout(name="weight", dims=(AxisMap(axis="out"), AxisMap(axis="in"))),),
+        tensors=(
+            TensorLayout(name="weight", dims=(AxisMap(axis="out"), AxisMap(axis="in"))),
+            TensorLayout(name="bias", dims=(AxisMap(axis="out"),)),
+        ),
         units=units or {},
     )
 
@@ -125,7 +128,55 @@ def test_a_row_split_adds_its_bias_once() -> None:
 
 
 def test_an_unknown_style_is_refused_by_name() -> None:
-    with pytest.raises(PlanError, match="moe_tp_experts") as caught:
-        TensorParallel().place(linear("moe_tp_experts"), {}, Topology(tensor_parallel=2), 0)
+    with pytest.raises(PlanError, match="sequence_parallel") as caught:
+        TensorParallel().place(linear("sequence_parallel"), {}, Topology(tensor_parallel=2), 0)
     assert caught.value.code == "LM-PLAN-STYLE"
-    assert TensorParallel().place(linear("moe_tp_experts"), {}, Topology(), 0).owns == {}
+    assert TensorParallel().place(linear("sequence_parallel"), {}, Topology(), 0).owns == {}
+
+
+@given(st.integers(1, 2000), st.integers(1, 4), st.integers(1, 9))
+def test_every_segment_of_a_packed_axis_is_cut_alike(width: int, segments: int, world: int) -> None:
+    topology = Topology(tensor_parallel=world)
+    cuts = cut_axis(Unit(count=width, segments=segments), width * segments, topology)
+    single = cut_axis(Unit(count=width), width, topology)
+    for cut, alone in zip(cuts, single, strict=True):
+        (part,) = alone.intervals
+        starts = [segment * width for segment in range(segments)]
+        assert cut.intervals == tuple(Interval(start + part.start, start + part.stop) for start in starts)
+
+
+def test_a_packed_axis_that_would_need_padding_is_refused() -> None:
+    unit = Unit(count=10, segments=2)
+    assert [cut.intervals for cut in cut_axis(unit, 20, Topology(tensor_parallel=2, equal=True))] == [
+        (Interval(0, 5), Interval(10, 15)),
+        (Interval(5, 10), Interval(15, 20)),
+    ]
+    with pytest.raises(PlanError, match="10 elements in each half") as caught:
+        cut_axis(unit, 20, Topology(tensor_parallel=3, equal=True))
+    assert caught.value.code == "LM-PLAN-EQUAL"
+
+
+def test_experts_are_cut_on_every_axis_with_a_unit_and_their_whole_biases_count_once() -> None:
+    tensors = {"gate_up": ("expert", "packed", "hidden"), "down": ("expert", "hidden", "width"), "down_bias": ("expert", "hidden")}
+    experts = ModuleSpec(
+        path="layers.0.mlp.experts",
+        kind="experts",
+        style="moe_tp_experts",
+        axes={"expert": 3, "packed": 12, "hidden": 5, "width": 6},
+        tensors=tuple(
+            TensorLayout(name=name, dims=tuple(AxisMap(axis=axis) for axis in axes)) for name, axes in tensors.items()
+        ),
+    )
+    units = {"packed": Unit(count=6, segments=2), "width": Unit(count=6)}
+    first, second = (TensorParallel().place(experts, units, Topology(tensor_parallel=2), rank) for rank in (0, 1))
+    assert first.owns == {"packed": (Interval(0, 3), Interval(6, 9)), "width": (Interval(0, 3),)}
+    assert second.owns == {"packed": (Interval(3, 6), Interval(9, 12)), "width": (Interval(3, 6),)}
+    assert (first.zeros, second.zeros) == ((), ("down_bias",))
+    assert first.collective_out == "sum"
+
+
+def test_a_module_with_fewer_heads_than_ranks_is_refused() -> None:
+    units = {"out": Unit(size=4, count=2, kind="query_heads")}
+    with pytest.raises(PlanError, match="2 query heads") as caught:
+        TensorParallel().place(linear("colwise"), units, Topology(tensor_parallel=3), 0)
+    assert caught.value.code == "LM-PLAN-HEADS"

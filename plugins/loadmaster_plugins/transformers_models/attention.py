@@ -47,7 +47,7 @@ def register_attention() -> None:
         AttentionMaskInterface.register(name, mask)
 
 
-def attention_name(model: type) -> str:
+def attention_name(model: object) -> str:
     """Return the name under which a class of models should ask for attention."""
     return ATTENTION if getattr(model, "_supports_sdpa", True) else ATTENTION_WITH_NUMBERS
 

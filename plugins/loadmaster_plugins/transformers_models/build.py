@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from loadmaster_hookspecs.models import ModelOutline
 from loadmaster_hookspecs.sharding import Interval, ModulePlacement
 from loadmaster_plugins.transformers_models.attention import KV_INDEX
+from loadmaster_plugins.transformers_models.buffers import compute_buffers
 from loadmaster_plugins.transformers_models.heads import KEY_COUNTS, OUTPUT, QUERY_COUNTS, Heads, heads_of, is_attention
 from loadmaster_plugins.transformers_models.outline import outline_of
 from loadmaster_plugins.transformers_models.skeleton import build_skeleton
@@ -53,23 +54,9 @@ class TransformersModel:
 def build_model(config: Mapping[str, Any], dtype: str, placements: Sequence[ModulePlacement]) -> TransformersModel:
     """Build the model of one rank. Nothing but its computed buffers takes memory."""
     model = build_skeleton(config, dtype)
-    _compute_buffers(model)
+    compute_buffers(model)
     _localise_heads(model, outline_of(config), placements)
     return TransformersModel(model)
-
-
-def _compute_buffers(model: PreTrainedModel) -> None:
-    """Give every buffer that no file holds its storage and its value, as transformers' own initialisation computes it."""
-    stored = set(model.state_dict())
-    owners: dict[str, PreTrainedModel] = {}
-    for path, module in model.named_modules():
-        owner = owners[path] = module if isinstance(module, PreTrainedModel) else owners[path.rpartition(".")[0]]
-        names = [name for name, buffer in module.named_buffers(recurse=False) if f"{path}.{name}" not in stored]
-        for name in names:
-            module.register_buffer(name, torch.empty_like(module.get_buffer(name), device="cpu"), persistent=False)
-        if names:
-            with torch.no_grad():
-                owner._init_weights(module)  # type: ignore[no-untyped-call]
 
 
 def _localise_heads(model: PreTrainedModel, outline: ModelOutline, placements: Sequence[ModulePlacement]) -> None:
@@ -85,7 +72,7 @@ def _localise_heads(model: PreTrainedModel, outline: ModelOutline, placements: S
         heads = heads_of(module, outline)
         output = next((name for name in OUTPUT if name in owned), None)
         if output is not None:
-            width = module.get_submodule(output).in_features
+            width = module.get_parameter(f"{output}.weight").shape[1]
             _set_heads(module, heads, _scaled(owned[output], heads.queries, width))
 
 
@@ -99,7 +86,7 @@ def _set_heads(module: torch.nn.Module, heads: Heads, queries: Interval) -> None
     if index is not None:
         setattr(module, KV_INDEX, torch.tensor(index))
     elif hasattr(module, "num_key_value_groups"):
-        module.num_key_value_groups = queries.size // keys.size
+        setattr(module, "num_key_value_groups", queries.size // keys.size)  # noqa: B010 # torch types attributes as modules
 
 
 def kv_index(queries: Interval, keys: Interval, ratio: int) -> list[int] | None:

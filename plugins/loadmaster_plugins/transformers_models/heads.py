@@ -18,6 +18,8 @@ OUTPUT: Final = frozenset({"o_proj", "out_proj", "dense"})
 FUSED: Final = frozenset({"qkv_proj", "query_key_value"})
 """Projections that hold query, key and value rows of one head after the other; they can be cut where each head has its own."""
 
+NORMS: Final = frozenset({"q_norm", "k_norm"})
+
 QUERY_COUNTS: Final = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_COUNTS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 """Attributes in which modelling code keeps head counts."""
@@ -71,6 +73,15 @@ def head_unit(name: str, side: str, size: int, heads: Heads) -> Unit | None:
     if kind == "kv_heads":
         return Unit(size=size // count, count=count, kind="kv_heads", ratio=heads.ratio)
     return Unit(size=size // count, count=count, kind="query_heads", ratio=heads.ratio)
+
+
+def norm_unit(name: str, shape: tuple[int, ...], heads: Heads) -> Unit | None:
+    """Return the unit in which a norm with one row per head is cut, or None for a norm that all heads share."""
+    keys = name.startswith("k")
+    count = heads.keys if keys else heads.queries
+    if len(shape) > 1 and shape[0] == count:
+        return Unit(count=count, kind="kv_heads" if keys else "query_heads", ratio=heads.ratio)
+    return None
 
 
 def _size(module: torch.nn.Module | None, name: str) -> int:

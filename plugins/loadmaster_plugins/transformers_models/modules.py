@@ -10,7 +10,7 @@ from loadmaster_hookspecs.dtypes import BY_TORCH_NAME
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.models import ModelOutline, ModuleKind, ModuleSpec
 from loadmaster_hookspecs.sharding import Unit
-from loadmaster_plugins.transformers_models.heads import Heads, head_unit, heads_of, is_attention
+from loadmaster_plugins.transformers_models.heads import NORMS, Heads, head_unit, heads_of, is_attention, norm_unit
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,10 @@ class Scene(NamedTuple):
     def style(self, path: str) -> str:
         """Return the style that the plan gives a module or parameter, or an empty string."""
         return next((style for pattern, style in self.styles if pattern.fullmatch(path)), "")
+
+    def width(self, path: str) -> int:
+        """Return the rows of a linear module's weight."""
+        return int(self.model.get_parameter(f"{path}.weight").shape[0])
 
     def heads(self, path: str) -> Heads | None:
         """Return the head counts of a module, or None when it is no attention block."""
@@ -95,12 +99,15 @@ def _single(
     units: dict[str, Unit] = {}
     domains: dict[str, str] = {}
     side = SIDES.get(style, "")
-    if style not in UNCUT and not shapes.keys() <= {"weight", "bias"}:
+    parent, _, name = path.rpartition(".")
+    if name in NORMS and scene.style(f"{parent}.{name[0]}_proj") == "colwise":
+        style, units = _norm(name, style, shapes["weight"], scene.heads(parent), scene.width(f"{parent}.{name[0]}_proj"))
+        domains = {axis: _domain(path, unit) for axis, unit in units.items()}
+    elif style not in UNCUT and not shapes.keys() <= {"weight", "bias"}:
         style = f"{style} of a module with parameters that are neither weight nor bias"
     elif "vocab" in axes:
         units, domains = {"vocab": Unit(count=axes["vocab"], kind="vocab")}, {"vocab": "vocab"}
     elif kind == "linear" and side in axes:
-        parent, _, name = path.rpartition(".")
         heads = scene.heads(parent) if style not in JOINED else None
         unit = _unit(name, axes[side], style, heads)
         if unit is None:
@@ -117,7 +124,8 @@ def _composite(
 ) -> ModuleSpec:
     """Specify a module whose parameters have styles of their own: stacked experts, or attention with sinks."""
     heads = scene.heads(path)
-    dims, axes = {}, {}
+    dims: dict[str, tuple[str, ...]] = {}
+    axes: dict[str, int] = {}
     units: dict[str, Unit] = {}
     for name, shape in shapes.items():
         dims[name] = tuple(f"{name}{dim}" for dim in range(len(shape)))
@@ -141,6 +149,17 @@ def _composite(
         units=units,
         domains={axis: _domain(path, unit) for axis, unit in units.items()},
     )
+
+
+def _norm(
+    name: str, style: str, shape: tuple[int, ...], heads: Heads | None, width: int
+) -> tuple[str, dict[str, Unit]]:
+    """Return style and units of a norm of queries or keys that are divided: some have one row per head."""
+    unit = norm_unit(name, shape, heads) if heads else None
+    if unit is not None:
+        return OWN_PARAMETERS, {"weight0": unit}
+    whole = heads is None or (shape == (width,) and 1 not in heads)
+    return ("norm over all heads of a projection that is divided" if whole else style), {}
 
 
 def _unit(name: str, size: int, style: str, heads: Heads | None) -> Unit | None:

@@ -32,7 +32,7 @@ def outline_of(config: Mapping[str, Any]) -> ModelOutline:
     kv_heads = _size(text, "num_key_value_heads", "n_head_kv", default=heads)
     if heads % kv_heads:
         raise _key_error("num_key_value_heads", f"{heads} query heads are no multiple of {kv_heads} key-value heads")
-    layers = next((text[key] for key in LAYERS if isinstance(text.get(key), list)), [])
+    layers: list[Any] = next((text[key] for key in LAYERS if isinstance(text.get(key), list)), [])
     widths = {name: _width(text, name) for name in WIDTHS if text.get(name) is not None}
     return ModelOutline(
         architecture=_architecture(config),

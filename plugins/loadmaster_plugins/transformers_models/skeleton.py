@@ -59,7 +59,7 @@ def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 made,
                 dtype=getattr(torch, TORCH_NAMES[dtype]),
-                attn_implementation=attention_name(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(made), object)),
+                attn_implementation=attention_name(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(made), None)),
                 experts_implementation=EXPERTS,
             )
     except ValueError as error:
