@@ -97,7 +97,8 @@ def _attempt(folder: Path, ranks: int, reference: npt.NDArray[np.float32]) -> tu
         with lm.Engine(folder, tensor_parallel=ranks, executor="inline") as engine:
             error = relative_error(engine.logits(IDS), reference)
     except lm.PlanError as refusal:
-        return REFUSED, f"{refusal.code}: {refusal.report.summary}" + (f" ({refusal.report.why})" if refusal.report.why else "")
+        why = refusal.report.why
+        return REFUSED, f"{refusal.code}: {refusal.report.summary}" + (f" ({why})" if why and "<" not in why else "")
     return (WORKS, "") if error < TOLERANCE else (DIFFERS, f"largest relative difference {error:.1e} on {ranks} ranks")
 
 

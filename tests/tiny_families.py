@@ -109,7 +109,7 @@ SPECIAL: Final[dict[str, dict[str, Any]]] = {
         "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
     },
     "dots3_note_text": {"per_layer_config": {}, "head_dim": 12},
-    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "dense"]},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "dense"], "adapter_in_dim": 32, "adapter_out_dim": 32},
     "dory": {"layer_types": None, "num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 1},
     "gemma4_unified_text": {"per_layer_config": {1: {"head_dim": 16}}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
