@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from loadmaster import memory
-from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, record_for
+from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
 from loadmaster.checkpoints import SmallFiles, open_index
 from loadmaster.completion import Completion, check_prompts, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
@@ -102,7 +102,7 @@ class Engine:
             raise
         self._plan = Plan(plan)
         self._defaults = read_defaults(self._index)
-        for line in (self._defaults.notice, self._memory.notice):
+        for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
             if line:
                 self._observe(Notice(rank=HOST_RANK, text=line))
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
