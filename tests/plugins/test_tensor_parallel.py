@@ -157,7 +157,11 @@ def test_a_packed_axis_that_would_need_padding_is_refused() -> None:
 
 
 def test_experts_are_cut_on_every_axis_with_a_unit_and_their_whole_biases_count_once() -> None:
-    tensors = {"gate_up": ("expert", "packed", "hidden"), "down": ("expert", "hidden", "width"), "down_bias": ("expert", "hidden")}
+    tensors = {
+        "gate_up": ("expert", "packed", "hidden"),
+        "down": ("expert", "hidden", "width"),
+        "down_bias": ("expert", "hidden"),
+    }
     experts = ModuleSpec(
         path="layers.0.mlp.experts",
         kind="experts",

@@ -49,9 +49,7 @@ def stack(tensors: Sequence[Arranged], dim: int) -> Arranged:
     if any(tensor.shape != shape for tensor in tensors):
         raise ValueError(f"tensors of different shapes are stacked: {_shapes(tensors)}")
     parts = [
-        part._replace(
-            at=(*part.at[:dim], number, *part.at[dim:]), dims=tuple(d + 1 if d >= dim else d for d in part.dims)
-        )
+        part._replace(at=(*part.at[:dim], number, *part.at[dim:]), dims=tuple(d + 1 if d >= dim else d for d in part.dims))
         for number, tensor in enumerate(tensors)
         for part in tensor.parts
     ]

@@ -71,8 +71,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Return the attention output [batch, tokens, query heads, head size].
 
-    `query` is [batch, query heads, tokens, head size]; `key` and `value` have the rank's key-value heads. A sink is a score that
-    takes its share of attention and gives nothing: `s_aux` has one per query head, `sinks` one per head and token.
+    `query` is [batch, query heads, tokens, head size]; `key` and `value` have the rank's key-value heads. A sink is a score
+    that takes its share of attention and gives nothing: `s_aux` has one per query head, `sinks` one per head and token.
     `position_bias` is added to the scores. `indices` and `block_indices` select the keys, or blocks of keys, of every token.
     Any other input that might change the result raises NotImplementedError instead of being left out.
     """

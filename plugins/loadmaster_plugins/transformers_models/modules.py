@@ -151,9 +151,7 @@ def _composite(
     )
 
 
-def _norm(
-    name: str, style: str, shape: tuple[int, ...], heads: Heads | None, width: int
-) -> tuple[str, dict[str, Unit]]:
+def _norm(name: str, style: str, shape: tuple[int, ...], heads: Heads | None, width: int) -> tuple[str, dict[str, Unit]]:
     """Return style and units of a norm of queries or keys that are divided: some have one row per head."""
     unit = norm_unit(name, shape, heads) if heads else None
     if unit is not None:

@@ -81,9 +81,7 @@ def _rules(model: PreTrainedModel) -> Rules:
     )
 
 
-def _target(
-    model: PreTrainedModel, name: str, rules: Rules, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[str, str | None]:
+def _target(model: PreTrainedModel, name: str, rules: Rules, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str | None]:
     """Return the parameter that a stored tensor feeds, and the pattern of the conversion on the way, if there is one."""
     from transformers.core_model_loading import rename_source_key
 
