@@ -85,6 +85,7 @@ def attention(
         attention_mask = only_blocks(module, attention_mask, block_indices, query, key, kwargs["position_ids"])
     index = getattr(module, KV_INDEX, None)
     if index is not None:
+        index = index.to(key.device)
         key, value = key.index_select(1, index), value.index_select(1, index)
     sinks = sinks if s_aux is None else s_aux.reshape(1, -1, 1, 1)
     if softcap is not None or sinks is not None or position_bias is not None:

@@ -40,10 +40,10 @@ def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 def _plain(value: Any) -> Any:
     """Return a copy of a value from a configuration; infinities, which JSON does not have, become numbers again."""
+    if isinstance(value, Mapping) and value.keys() == {"__float__"}:
+        return float(value["__float__"])
     if isinstance(value, Mapping):
-        return (
-            float(value["__float__"]) if value.keys() == {"__float__"} else {key: _plain(item) for key, item in value.items()}
-        )
+        return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
