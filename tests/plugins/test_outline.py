@@ -20,7 +20,9 @@ CONFIG: dict[str, Any] = {
 
 
 def test_inner_widths_of_blocks_and_experts_are_listed() -> None:
-    outline = outline_of({**CONFIG, "intermediate_size": 44, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28})
+    outline = outline_of(
+        {**CONFIG, "intermediate_size": 44, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28}
+    )
     assert outline.widths == {"intermediate_size": 44, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28}
 
 

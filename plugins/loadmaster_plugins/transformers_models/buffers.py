@@ -42,7 +42,7 @@ def _initialise(model: PreTrainedModel, paths: Iterable[str]) -> None:
     with torch.no_grad():
         for path in paths:
             owner = next(module for start, module in reversed(inner) if not start or f"{path}.".startswith(f"{start}."))
-            owner._init_weights(model.get_submodule(path))  # type: ignore[no-untyped-call]
+            owner._init_weights(model.get_submodule(path))
 
 
 def _without_value(model: PreTrainedModel) -> list[str]:
