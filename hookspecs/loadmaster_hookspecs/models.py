@@ -36,7 +36,7 @@ class ModelOutline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A module that owns tensors.
+    """A module that owns tensors, or one that owns none but whose results the ranks must put together.
 
     `axes` gives the logical size of each axis its tensors use; `style` the way the model's authors say it may be split
     (`colwise`, `rowwise`, ... as in transformers' tensor-parallel plans, or `replicate`); `units` what must stay whole on an

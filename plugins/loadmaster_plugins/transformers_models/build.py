@@ -65,7 +65,7 @@ def _localise_heads(model: PreTrainedModel, outline: ModelOutline, placements: S
     for placed in placements:
         parent, _, name = placed.path.rpartition(".")
         whole_inside = placed.placement.collective_in == "slice" or placed.placement.collective_out == "concat"
-        if is_attention(model.get_submodule(parent)) and not whole_inside:
+        if placed.placement.owns and is_attention(model.get_submodule(parent)) and not whole_inside:
             divided.setdefault(parent, {})[name] = next(iter(placed.placement.owns.values()))[0]
     for path, owned in divided.items():
         module = model.get_submodule(path)

@@ -81,14 +81,13 @@ def _rules(model: PreTrainedModel) -> Rules:
     )
 
 
-def _target(model: PreTrainedModel, name: str, rules: Rules, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str | None]:
+def _target(model: PreTrainedModel, name: str, rules: Rules, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str | None]:
     """Return the parameter that a stored tensor feeds, and the pattern of the conversion on the way, if there is one."""
     from transformers.core_model_loading import rename_source_key
 
-    known = dict(shapes)
-    renamed, pattern = rename_source_key(name, rules.renamings, rules.converters, model.base_model_prefix, known)
+    renamed, pattern = rename_source_key(name, rules.renamings, rules.converters, model.base_model_prefix, shapes)
     if renamed not in shapes and name in shapes:
-        renamed, pattern = rename_source_key(name, [], [], model.base_model_prefix, known)
+        renamed, pattern = rename_source_key(name, [], [], model.base_model_prefix, shapes)
     return renamed, pattern
 
 
