@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
 from loadmaster_engine.run.batch import Batch, prefill_logits
@@ -63,6 +64,7 @@ class WorkerService:
 
     def _assign(self, body: bytes, emit: EventSink) -> Result:
         self._assignment = decode(body, Assignment)
+        check_device(self._assignment.device, self._assignment.rank)
         self._load = RankLoad(self._host, self._assignment.plan, 0, self._assignment.device, emit)
         return Result()
 
