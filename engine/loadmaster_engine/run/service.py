@@ -15,6 +15,7 @@ from loadmaster_engine.run.joining import MeetingPoint
 from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
 from loadmaster_engine.run.sampler import Sampler
 from loadmaster_hookspecs.errors import UsageError, WorkerError
+from loadmaster_hookspecs.events import StageStarted
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
 from loadmaster_hookspecs.models import CausalModel
 
@@ -100,7 +101,9 @@ class WorkerService:
         return Result()
 
     def _verify(self, body: bytes, emit: EventSink) -> Result:
-        return Result(body=encode(self._loading.verify(self._running)))
+        report = self._loading.verify(self._running)
+        emit(StageStarted(rank=self._rank, stage="serve"))
+        return Result(body=encode(report))
 
     def _begin(self, body: bytes, emit: EventSink) -> Result:
         prompts = decode(body, Prompts)
