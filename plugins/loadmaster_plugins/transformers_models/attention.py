@@ -113,7 +113,9 @@ def _weights(scores: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tenso
     new, total = scores.shape[-2:]
     if mask is None:
         mask = torch.ones(new, total, dtype=torch.bool, device=scores.device).tril(total - new)
-    masked = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # Not -inf: rows of padding mask everything, and their not-a-number would reach real rows through the values.
+    lowest = torch.finfo(scores.dtype).min
+    masked = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         masked = torch.cat([masked, sinks.expand(*masked.shape[:-1], 1)], dim=-1)
     return torch.softmax(masked, dim=-1, dtype=torch.float32).to(scores.dtype)[..., :total]
