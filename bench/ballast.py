@@ -1,7 +1,7 @@
 """Ballast: a process that holds faulted-in memory and gives it to the kernel right before a contestant's clock starts.
 
-A virtual machine's host takes back memory that its guest has freed, within about a second, and the first touch of such memory is
-ten times slower. What the ballast frees has just been backed, so every contestant finds the same memory.
+A virtual machine's host takes back memory that its guest has freed, within about a second, and the first touch of such
+memory is ten times slower. What the ballast frees has just been backed, so every contestant finds the same memory.
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ BLOCK_BYTES: Final = 16 << 20
 DISK_RESERVE: Final = 2 << 30
 """Bytes of disk that stay free after a checkpoint is written."""
 
-ONE: Final = 0x3F80
-"""The bits of 1.0 in bfloat16."""
+ONE: Final = np.uint16(0x3F80)
+SMALL: Final = np.uint16(0x3C80)
+SIGN_AND_FRACTION: Final = np.uint16(0x807F)
+"""Bits of bfloat16: those of 1.0, those of 1/64, and the ones that leave a number's size alone."""
 
 
 class Proportions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +102,13 @@ def write_checkpoint(folder: Path, proportions: Proportions) -> None:
     total = sum(_nbytes(shape) for _, shape in everything)
     parts = _split(everything, total / proportions.files)
     numbers = np.random.default_rng(0)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         _write_file(folder / name, part, numbers)
         weight_map |= dict.fromkeys((tensor for tensor, _ in part), name)
-    _write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    )
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    _write_json(folder / "model.safetensors.index.json", index)
 
 
 def _split(everything: Sequence[tuple[str, tuple[int, ...]]], target: float) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -148,7 +149,7 @@ def _values(shape: tuple[int, ...], numbers: np.random.Generator) -> Iterator[np
         return
     for start in range(0, count, BLOCK_BYTES // 2):
         bits = np.frombuffer(numbers.bytes(2 * min(BLOCK_BYTES // 2, count - start)), np.uint16)
-        yield (bits & 0x807F) | 0x3C80
+        yield (bits & SIGN_AND_FRACTION) | SMALL
 
 
 def _config(proportions: Proportions) -> dict[str, object]:

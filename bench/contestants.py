@@ -30,8 +30,8 @@ MAPPING_MODES: Final = ("auto", "mapped")
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """One way to load the model.
 
-    `peer` is the environment it runs in, empty for our own. `arguments` may name `{model}`, `{ranges}` and `{tensors}`. `private`
-    is the memory that it takes for itself, in checkpoints. `torchrun` is the number of ranks that torchrun starts. `again` asks
+    `peer` is the environment it runs in, empty for our own. `arguments` may name `{model}`, `{ranges}` and `{tensors}`.
+    `private` is the memory that it takes for itself, in checkpoints. `torchrun` is the number of ranks that torchrun starts. `again` asks
     for a second start after every cold one. `check_only` keeps it to the check round.
     """
 
@@ -148,8 +148,16 @@ def _peer(peer: str, name: str, about: str, *more: str, private: float = 1.0, to
 _PEERS: Final = {
     "transformers": [
         _peer("transformers", "transformers", "from_pretrained and generate", private=0.1),
-        _peer("transformers", "transformers-touch", "the same, every page touched instead of a token timed", "--touch", private=0.1),
-        _peer("transformers", "transformers-tp2", "its own tensor parallelism, two ranks under torchrun", private=0.6, torchrun=2),
+        _peer(
+            "transformers",
+            "transformers-touch",
+            "the same, every page touched instead of a token timed",
+            "--touch",
+            private=0.1,
+        ),
+        _peer(
+            "transformers", "transformers-tp2", "its own tensor parallelism, two ranks under torchrun", private=0.6, torchrun=2
+        ),
         _peer("transformers", "transformers-tp2-touch", "the same, every page touched", "--touch", private=0.6, torchrun=2),
     ],
     "safetensors": [

@@ -24,7 +24,11 @@ def machine_facts(cache: Path) -> dict[str, str]:
         "huge pages": f"anonymous {machine.huge_pages['anonymous']}, shared {machine.huge_pages['shared']}",
         "load average at the start": f"{os.getloadavg()[0]:.2f}",
         "python": machine.python.split()[0],
-        **{f"{name} (own)": version for name, version in machine.packages.items() if name in ("loadmaster", "torch", "transformers")},
+        **{
+            f"{name} (own)": version
+            for name, version in machine.packages.items()
+            if name in ("loadmaster", "torch", "transformers")
+        },
     }
 
 

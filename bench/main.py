@@ -66,7 +66,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these contestants only")
     parser.add_argument("--here", action="store_true", help="run peers with this interpreter instead of their own environments")
     parser.add_argument("--out", type=Path, help="where the JSON goes [bench/results/DATE-SIZE.json]")
-    parser.add_argument("--page", type=Path, help="page to put the tables into [docs/benchmark.md for 3g, else beside the JSON]")
+    parser.add_argument(
+        "--page", type=Path, help="page to put the tables into [docs/benchmark.md for 3g, else beside the JSON]"
+    )
     return parser.parse_args(arguments)
 
 

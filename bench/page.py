@@ -110,7 +110,9 @@ def _check(report: Report) -> str:
         if one.round == 0 and not one.error:
             verdict = "not comparable" if not one.sums else "equal" if one.sums == report.expected_sums else "**different**"
             rows.append((one.contestant, verdict, " ".join(map(str, one.tokens))))
-    text = "### Was the same loaded?\n\nSums over all tensors after loading, compared with the files; and the first greedy token.\n\n"
+    text = (
+        "### Was the same loaded?\n\nSums over all tensors after loading, compared with the files; the first greedy token.\n\n"
+    )
     return text + _table(("contestant", "sums", "token"), rows)
 
 
@@ -159,7 +161,7 @@ def _median(span: Span | None) -> str:
 
 
 def _spread(span: Span | None) -> str:
-    return f"{span.median:.2f} ({span.low:.2f}–{span.high:.2f})" if span else ""
+    return f"{span.median:.2f} ({span.low:.2f}..{span.high:.2f})" if span else ""
 
 
 def _megabytes(span: Span | None) -> str:

@@ -50,7 +50,10 @@ def _states(file: Path) -> bytes:
     size = file.stat().st_size
     if not size:
         return b""
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as pages:
+    with (
+        file.open("rb") as stream,
+        mmap.mmap(stream.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as pages,
+    ):
         states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         first = ctypes.c_char.from_buffer(pages)
         failed = _libc.mincore(ctypes.addressof(first), size, states)

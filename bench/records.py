@@ -12,7 +12,7 @@ Condition = Literal["hot", "cold", "second"]
 """State of the page cache at the start: the model's files in it, out of it, or as a cold run of the same contestant left it."""
 
 Release = Literal["load", "start", "off"]
-"""When the ballast is freed: when the contestant is about to take memory for weights, before it is started, or there is none."""
+"""When the ballast is freed: when the contestant is about to take memory for weights, before its start, or there is none."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

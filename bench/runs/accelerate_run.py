@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from bench.runs.process_memory import own_memory
 from bench.runs.stopwatch import PROMPT, Stopwatch, report, wants_check
@@ -28,7 +29,8 @@ def main() -> None:
     stopwatch.gate()
     with stopwatch.phase("load"):
         with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.model), dtype=torch.bfloat16)
+            config = AutoConfig.from_pretrained(options.model)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         model = load_checkpoint_and_dispatch(model, str(options.model), device_map={"": "cpu"}, dtype=torch.bfloat16)
     tensors = {name: value.detach() for name, value in model.named_parameters()}
     with stopwatch.phase("touch"):

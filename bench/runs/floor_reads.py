@@ -1,4 +1,4 @@
-"""The floor: one bare process per rank that reads the bytes of its part of a plan into fresh huge-page memory, and nothing else.
+"""The floor: one bare process per rank that reads the bytes of its part of a plan into fresh huge-page memory.
 
 Neither torch nor numpy is imported; a rank is a fork of this small process.
 """
@@ -71,9 +71,7 @@ class _Rank:
         os.waitpid(self.pid, 0)
 
 
-def _read_all(
-    files: Sequence[str], reads: Sequence[Read], command: Callable[[], bytes], answer: Callable[[str], int]
-) -> None:
+def _read_all(files: Sequence[str], reads: Sequence[Read], command: Callable[[], bytes], answer: Callable[[str], int]) -> None:
     handles = [os.open(file, os.O_RDONLY) for file in files]
     total = sum(length for _, _, length in reads)
     answer("ready")

@@ -53,7 +53,7 @@ def main() -> None:
     # The ranks that are done must not be gone while the first one counts their memory.
     if world > 1:
         torch.distributed.barrier()
-    found = {
+    found: dict[str, Any] = {
         "seconds": stopwatch.seconds,
         "nbytes": sum(value.numel() * value.element_size() for value in tensors.values()),
         "sums": _sums(tensors, options.model) if wants_check() else None,
@@ -85,7 +85,7 @@ def _sums(tensors: dict[str, torch.Tensor], folder: Path) -> Sums:
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
     """Return the shape of every stored tensor, from the headers."""
-    shapes = {}
+    shapes: dict[str, list[int]] = {}
     for file in model_files(folder):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))

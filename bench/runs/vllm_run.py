@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class LogWatch:
-    """Reads what this process and its children print, passes it on to standard error, and frees the ballast on the gate's line."""
+    """Reads what this process and its children print and passes it on; frees the ballast on the gate's line."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.weights: list[float] = []
