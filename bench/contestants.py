@@ -31,8 +31,9 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """One way to load the model.
 
     `peer` is the environment it runs in, empty for our own. `arguments` may name `{model}`, `{ranges}` and `{tensors}`.
-    `private` is the memory that it takes for itself, in checkpoints. `torchrun` is the number of ranks that torchrun starts. `again` asks
-    for a second start after every cold one. `check_only` keeps it to the check round.
+    `private` is the memory that it takes for itself, in checkpoints. `torchrun` is the number of ranks that torchrun starts.
+    `adapts` says that it takes what memory there is. `again` asks for a second start after every cold one. `check_only` keeps it to the check round. `sums` tells whether what it
+    loaded can be summed.
     """
 
     name: str
@@ -42,15 +43,19 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     peer: str = ""
     conditions: tuple[Condition, ...] = BOTH
     private: float = 1.0
+    adapts: bool = False
     torchrun: int = 0
     again: bool = False
     check_only: bool = False
     sums: bool = True
 
 
-def contestants(peers: Sequence[str], read_modes: Sequence[str]) -> list[Contestant]:
-    """Return everyone: the floor and the raw patterns, loadmaster in all `read_modes`, and the peers asked for."""
-    found = [*_bare(), *_own(read_modes)]
+def contestants(peers: Sequence[str], read_modes: Sequence[str], *, four_ranks: bool = False) -> list[Contestant]:
+    """Return everyone: the floor and the raw patterns, loadmaster in all `read_modes`, and the peers asked for.
+
+    With `four_ranks` loadmaster is timed over four ranks in every mode, else in the default one.
+    """
+    found = [*_bare(), *_own(read_modes, four_ranks)]
     for peer in peers:
         found.extend(_PEERS[peer])
     return found
@@ -95,11 +100,12 @@ def _bare() -> list[Contestant]:
     ]
 
 
-def _own(read_modes: Sequence[str]) -> list[Contestant]:
+def _own(read_modes: Sequence[str], four_ranks: bool) -> list[Contestant]:
     found = []
     for mode in read_modes:
         for tp in (1, 2, 3, 4):
-            found.append(_loadmaster(tp, mode, check_only=tp > 2 and (tp, mode) != (4, "auto")))
+            timed = tp < 3 or (tp == 4 and (four_ranks or mode == "auto"))
+            found.append(_loadmaster(tp, mode, check_only=not timed, both=tp < 3 or four_ranks))
             if tp < 3 and mode in MAPPING_MODES:
                 found.append(_loadmaster(tp, mode, touch=True))
     workers = _loadmaster(1, "auto")
@@ -116,14 +122,15 @@ def _own(read_modes: Sequence[str]) -> list[Contestant]:
     return found
 
 
-def _loadmaster(tp: int, mode: str, *, touch: bool = False, check_only: bool = False) -> Contestant:
+def _loadmaster(tp: int, mode: str, *, touch: bool = False, check_only: bool = False, both: bool = True) -> Contestant:
     return Contestant(
         name=loadmaster_name(tp, mode, touch=touch),
         about=f"loadmaster, TP {tp}, read mode {mode}" + (", every page touched before the first token" if touch else ""),
         script="loadmaster_run",
         arguments=("{model}", "--tp", str(tp), "--read-mode", mode, *(["--touch"] if touch else [])),
         private=0.1 if mode == "mapped" else 1.05,
-        conditions=HOT if tp == 4 else BOTH,
+        adapts=mode == "auto",
+        conditions=BOTH if both else HOT,
         again=mode == "auto" and tp < 3 and not touch,
         check_only=check_only,
     )

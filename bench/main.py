@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     model = _model(cache, settings.size)
     if "tensorizer" in pythons:
         unavailable |= _convert(pythons["tensorizer"], model)
-    everyone = contestants(settings.peers, READ_MODES)
+    everyone = contestants(settings.peers, READ_MODES, four_ranks=settings.size == "7b")
     if options.only:
         everyone = [one for one in everyone if one.name in options.only]
     machine = machine_facts(cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -54,7 +55,14 @@ def render(report: Report, chart: str) -> str:
     for condition, title in TITLES.items():
         if rounds.names(condition):
             sections.append(f"### {title}\n\n{_times(rounds, condition, report)}")
-    sections += [_check(report), _failures(report.measurements), _imports(report), _contestants(report), _machine(report)]
+    sections += [
+        _ranks(rounds),
+        _check(report),
+        _failures(report.measurements),
+        _imports(report),
+        _contestants(report),
+        _machine(report),
+    ]
     return "\n".join(section for section in sections if section)
 
 
@@ -102,6 +110,19 @@ def _times(rounds: Rounds, condition: Condition, report: Report) -> str:
             )
         )
     return _table(header, rows)
+
+
+def _ranks(rounds: Rounds) -> str:
+    """Return the table of several ranks against one, in every mode that has both; empty where there is none."""
+    rows = []
+    for condition, title in TITLES.items():
+        for name in rounds.names(condition):
+            one = re.sub(r"^(loadmaster|vllm)-tp[2-4]", r"\1-tp1", name)
+            ratios = [rounds.ratio(name, one, condition, FIGURES[figure]) for figure in ("load", "load+touch", "first_token")]
+            if one != name and any(ratios):
+                rows.append((title, name, *(_number(ratio, 2) for ratio in ratios)))
+    header = ("page cache", "contestant", "load", "load+touch", "first token")
+    return "### Several ranks against one\n\nRatio to the same over one rank.\n\n" + _table(header, rows) if rows else ""
 
 
 def _check(report: Report) -> str:

@@ -96,7 +96,7 @@ class Runner:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         cached = self._model.nbytes if condition == "hot" else 0
         needed = int(contestant.private * self._model.nbytes) + cached + PROCESS_BYTES
-        if needed <= total:
+        if contestant.adapts or needed <= total:
             return ""
         return f"does not fit: {needed / 1e9:.1f} GB needed with the page cache, {total / 1e9:.1f} GB of memory"
 
