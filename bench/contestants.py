@@ -31,9 +31,9 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """One way to load the model.
 
     `peer` is the environment it runs in, empty for our own. `arguments` may name `{model}`, `{ranges}` and `{tensors}`.
-    `private` is the memory that it takes for itself, in checkpoints. `torchrun` is the number of ranks that torchrun starts.
-    `adapts` says that it takes what memory there is. `again` asks for a second start after every cold one. `check_only` keeps it to the check round. `sums` tells whether what it
-    loaded can be summed.
+    `private` is the memory that it takes for itself, in checkpoints; `adapts` says that it takes what memory there is.
+    `torchrun` is the number of ranks that torchrun starts. `again` asks for a second start after every cold one. `check_only`
+    keeps it to the check round. `sums` tells whether what it loaded can be summed.
     """
 
     name: str
