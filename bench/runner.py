@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -152,4 +153,7 @@ class Runner:
 
 
 def _tail(text: str, lines: int = 12) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
+    """Return the last lines of what a process printed, and before them the last error that Python named."""
+    every = text.strip().splitlines()
+    named = [line for line in every[:-lines] if re.match(r"(\([^)]*\) )?[\w.]+(Error|Exception)\b", line)]
+    return "\n".join([*named[-1:], *every[-lines:]])

@@ -45,7 +45,8 @@ def main() -> None:
     settings: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512}
     engine = LLM(str(options.model), tensor_parallel_size=options.tp, **settings)
     stopwatch.mark("loaded")
-    answer = engine.generate([{"prompt_token_ids": list(PROMPT)}], SamplingParams(max_tokens=1, temperature=0.0))
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    answer = engine.generate([{"prompt_token_ids": list(PROMPT)}], sampling, use_tqdm=False)
     stopwatch.mark("first_token")
     memory = own_memory()
     if log.weights:
