@@ -15,8 +15,8 @@ Read = tuple[int, int, int]
 
 
 def write_ranges(model: Path, target: Path) -> None:
-    """Write the ranges of a plan at TP 2, run by run (`planned`) and as one range per operation (`contiguous`)."""
-    plan = loadmaster.plan(model, tensor_parallel=2).data
+    """Write the ranges of a copying plan at TP 2, run by run (`planned`) and as one range per operation (`contiguous`)."""
+    plan = loadmaster.plan(model, tensor_parallel=2, read_mode="direct").data
     document = {
         "files": [str(model / file.name) for file in plan.files],
         "planned": [list(_planned(rank)) for rank in plan.ranks],

@@ -104,6 +104,12 @@ def load_report(
     )
 
 
+def overflow_notice(ranks: tuple[RankReport, ...], dtype: str) -> str:
+    """Return a line for the user when a narrowing cast met values that the narrower type cannot hold, or an empty string."""
+    count = sum(rank.counters.get("overflow", 0) for rank in ranks)
+    return f"{count} values were too large for {dtype} and became infinite, counted over all ranks" if count else ""
+
+
 def _spec(host: HostRecord, rank: int, world_size: int) -> WorkerSpec:
     """Return what a worker is told. Ranks of one node share its processors evenly."""
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)

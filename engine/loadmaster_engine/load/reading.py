@@ -9,7 +9,6 @@ from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
 from loadmaster_hookspecs.plan import LoadPlan
 from loadmaster_hookspecs.sources import RangeReader, Source
 
-
 OPEN_FILES = 128
 """Files of one rank that are open at a time, at most: a format may have a file per tensor, and a process a limit of 1024."""
 
@@ -46,7 +45,7 @@ class FileSet:
             )
 
     def mapping(self, file: int) -> memoryview | None:
-        """Return a file's shared mapping, or None where its source cannot be mapped. Good until the next call of this object."""
+        """Return a file's shared mapping, or None where its source has none. Good until the next call of this object."""
         if file not in self._mappings:
             view = self._reader(file).mapping()
             if view is None:

@@ -10,6 +10,7 @@ import numpy as np
 from loadmaster_engine.load.arena import Arena
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import as_array, chunks
+from loadmaster_engine.plan.planner import SCRATCH
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
 from loadmaster_hookspecs.transforms import Transform
@@ -17,8 +18,8 @@ from loadmaster_hookspecs.transforms import Transform
 COPY_BYTES = 16 << 20
 """Bytes moved between two progress reports, at most."""
 
-TRANSFORM_BYTES = 4 << 20
-"""Source bytes that a transform gets at a time, at most."""
+TRANSFORM_BYTES = SCRATCH // 4
+"""Source bytes that a transform gets at a time, at most: with a result twice as wide it stays inside the plan's scratch."""
 
 
 class Transfer:

@@ -26,8 +26,9 @@ from loadmaster_hookspecs.plan import CompareOp, FillOp, LoadPlan, PlanSettings,
 from loadmaster_hookspecs.sharding import ModulePlacement, Placement
 
 _WHOLE = Placement()
-SCRATCH = 8 << 20
-"""Bytes of temporary memory that a transform's chunk may take on one rank."""
+
+SCRATCH = 16 << 20
+"""Bytes of temporary memory that transforms may take on one rank."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             bindings=bindings,
             compares=tuple(compares[rank]),
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
-            scratch=2 * SCRATCH if any(op.transform for op in reads[rank]) else 0,
+            scratch=SCRATCH if any(op.transform for op in reads[rank]) else 0,
         )
         for rank, (bindings, size) in enumerate(layouts)
     )
