@@ -164,7 +164,9 @@ def _machine(report: Report) -> str:
     rows = list(report.machine.items())
     used = [one.ballast.nbytes for one in report.measurements if one.ballast and one.round > 0]
     if used and report.settings.ballast != "off":
-        rows.append(("ballast", f"{min(used) / 1e9:.1f} to {max(used) / 1e9:.1f} GB, by what a contestant takes"))
+        short = sum(one.ballast.nbytes < 0.95 * one.ballast.wanted for one in report.measurements if one.ballast)
+        amount = f"{min(used) / 1e9:.1f} to {max(used) / 1e9:.1f} GB, by what a contestant takes"
+        rows.append(("ballast", amount + (f"; too little memory was free for all of it in {short} runs" if short else "")))
     return "### Machine\n\n" + _table(("", ""), rows)
 
 

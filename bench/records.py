@@ -29,9 +29,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BallastUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How much memory was held, when it was to be freed, and whether it was."""
+    """How much memory was held, how much was wanted, when it was to be freed, and whether it was."""
 
     nbytes: int
+    wanted: int
     release: Release
     released: bool
 

@@ -66,13 +66,14 @@ class Runner:
         if refusal := self._refusal(contestant, condition):
             return msgspec.structs.replace(result, error=refusal)
         self._prepare(files, condition)
-        size = 0 if self._release == "off" else self._ballast(contestant)
+        wanted = self._ballast(contestant)
+        size = ballast_size(wanted, free_memory())
         begin = time.monotonic()
         try:
             with Ballast(size) as ballast:
                 before = resident(files)
                 line, error = self._process(contestant, ballast, check=number == 0 and contestant.sums)
-                use = BallastUse(nbytes=size, release=self._release, released=ballast.was_released())
+                use = BallastUse(nbytes=size, wanted=wanted, release=self._release, released=ballast.was_released())
         except OSError as failure:
             return msgspec.structs.replace(result, error=f"not run: {failure}")
         if line is None:
@@ -108,8 +109,10 @@ class Runner:
             drop(files)
 
     def _ballast(self, contestant: Contestant) -> int:
-        wanted = int(contestant.private * self._model.nbytes) + min(MARGIN, self._model.nbytes)
-        return ballast_size(wanted, free_memory())
+        """Return the bytes of ballast that a contestant should find."""
+        if self._release == "off":
+            return 0
+        return int(contestant.private * self._model.nbytes) + min(MARGIN, self._model.nbytes)
 
     def _process(self, contestant: Contestant, ballast: Ballast, *, check: bool) -> tuple[Line | None, str]:
         environment = {name: value for name, value in os.environ.items() if not contestant.peer or name != "PYTHONPATH"} | QUIET
@@ -138,6 +141,9 @@ class Runner:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
             return None, f"no result within {self._timeout:.0f} s: {_tail(err)}"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
         lines = [text for text in out.splitlines() if text.startswith(stopwatch.MARK)]
         if not lines:
             return None, f"exit code {process.returncode}: {_tail(err or out)}"

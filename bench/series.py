@@ -34,6 +34,7 @@ def run_series(
     """Run everything and return the measurements in order.
 
     A contestant whose environment is in `unavailable` gets that error; one that fails in the check round does not run again.
+    An interrupt ends the series, and what was measured before it is returned.
     """
     done: list[Measurement] = []
     broken: dict[str, str] = {}
@@ -44,7 +45,11 @@ def run_series(
         if error := unavailable.get(contestant.peer):
             result = Measurement(contestant=contestant.name, condition=condition, round=number, error=error)
         else:
-            result = run(contestant, condition, number)
+            try:
+                result = run(contestant, condition, number)
+            except KeyboardInterrupt:
+                say("interrupted: what was measured so far is kept")
+                break
         done.append(result)
         if result.error and number == 0:
             broken[contestant.name] = result.error

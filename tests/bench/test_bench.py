@@ -100,6 +100,17 @@ def test_what_fails_is_reported_once_and_not_repeated() -> None:
     assert [(one.contestant, one.error) for one in done] == [("runai", "it broke"), ("tensorizer", "no such package")]
 
 
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    everyone = [one for one in contestants(["runai", "tensorizer"], ["auto"]) if one.peer]
+
+    def run(contestant: object, condition: object, number: int) -> Measurement:
+        if number:
+            raise KeyboardInterrupt
+        return _measured("any", number, 1.0)
+
+    assert len(run_series(list(schedule(everyone, ["hot"], 3)), run, {}, lambda text: None)) == 2
+
+
 def test_every_goal_says_whether_it_is_met() -> None:
     done = [
         *(_measured("floor", number, 1.0) for number in (1, 2)),
