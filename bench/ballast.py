@@ -112,7 +112,8 @@ def _faulted_in(nbytes: int) -> mmap.mmap:
     """Return anonymous memory whose pages are all there, huge where the kernel has them."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    memory = mmap.mmap(-1, nbytes)
+    # Python's default is shared memory, which gets no huge pages.
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     anchor = ctypes.c_char.from_buffer(memory)
     begin = ctypes.addressof(anchor)
     del anchor

@@ -71,6 +71,8 @@ class Runner:
         begin = time.monotonic()
         try:
             with Ballast(size) as ballast:
+                # Once more: filling the ballast takes a while, and the kernel may have dropped pages meanwhile.
+                self._prepare(files, condition)
                 before = resident(files)
                 line, error = self._process(contestant, ballast, check=number == 0 and contestant.sums)
                 use = BallastUse(nbytes=size, wanted=wanted, release=self._release, released=ballast.was_released())

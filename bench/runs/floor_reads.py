@@ -77,7 +77,8 @@ def _read_all(files: Sequence[str], reads: Sequence[Read], command: Callable[[],
     answer("ready")
     command()
     start = time.perf_counter()
-    memory = mmap.mmap(-1, max(total, 1))
+    # Python's default is shared memory, which gets no huge pages.
+    memory = mmap.mmap(-1, max(total, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     target, at = memoryview(memory), 0
     for file, offset, length in reads:

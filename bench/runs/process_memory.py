@@ -9,15 +9,17 @@ from pathlib import Path
 def tree_memory(root: int) -> dict[str, int]:
     """Return bytes over a process and its descendants.
 
-    `pss` counts a shared page once over all who share it, `pss_anon` and `pss_file` are its parts; `peak_rss` is the largest
-    peak of one process, file pages included; `processes` their number.
+    `pss` counts a shared page once over all who share it, `pss_anon`, `pss_file` and `pss_shmem` are its parts; `huge` are
+    anonymous huge pages; `peak_rss` is the largest peak of one process, file pages included; `processes` their number.
     """
-    found = {"pss": 0, "pss_anon": 0, "pss_file": 0, "peak_rss": 0, "processes": 0}
+    found = {"pss": 0, "pss_anon": 0, "pss_file": 0, "pss_shmem": 0, "huge": 0, "peak_rss": 0, "processes": 0}
     for pid in descendants(root):
         shares = _fields(f"/proc/{pid}/smaps_rollup")
         found["pss"] += shares.get("Pss", 0)
         found["pss_anon"] += shares.get("Pss_Anon", 0)
         found["pss_file"] += shares.get("Pss_File", 0)
+        found["pss_shmem"] += shares.get("Pss_Shmem", 0)
+        found["huge"] += shares.get("AnonHugePages", 0)
         found["peak_rss"] = max(found["peak_rss"], _fields(f"/proc/{pid}/status").get("VmHWM", 0))
         found["processes"] += 1
     return found

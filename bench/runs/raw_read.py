@@ -30,6 +30,7 @@ def main() -> None:
             pieces.put((handle, offset))
     done: list[int] = []
     readers = [threading.Thread(target=_read, args=(pieces, options.block, done)) for _ in range(max(1, options.depth))]
+    stopwatch.gate()
     with stopwatch.phase("load"):
         for reader in readers:
             reader.start()
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _read(pieces: queue.SimpleQueue[tuple[int, int]], block: int, done: list[int]) -> None:
-    buffer = mmap.mmap(-1, block)
+    buffer = mmap.mmap(-1, block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     total = 0
     while True:
         try:

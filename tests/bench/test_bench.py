@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from bench.records import Goal, Measurement, Report, Settings
 from bench.runs.sums import MODULUS, merge_sums, words_sum
 from bench.series import run_series, schedule
 from bench.summary import Rounds, seconds
+from loadmaster.machine import describe_machine
 
+ROOT = Path(__file__).parents[2]
 GB = 1 << 30
 
 
@@ -153,6 +157,18 @@ def test_ballast_is_freed_for_who_asks_first_and_says_so() -> None:
     with Ballast(0) as none:
         none.release()
         assert not none.was_released()
+
+
+def test_the_floor_reads_into_huge_pages_where_the_kernel_has_them(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(8 << 20))
+    ranges = {"files": [str(tmp_path / "file")], "planned": [[[0, 0, 8 << 20]], [[0, 0, 8 << 20]]]}
+    (tmp_path / "ranges").write_text(json.dumps(ranges))
+    command = [sys.executable, "-m", "bench.runs.floor_reads", str(tmp_path / "ranges"), "planned"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["nbytes"] == 16 << 20
+    assert line["memory"]["pss_anon"] >= 16 << 20
+    assert line["memory"]["huge"] > 0 or "never" in describe_machine().huge_pages["anonymous"]
 
 
 def test_files_can_be_warmed_and_dropped(tmp_path: Path) -> None:
