@@ -38,6 +38,7 @@ class Judge:
         mapped = loadmaster_name(2, "mapped")
         touched = loadmaster_name(2, "mapped", touch=True)
         yield self._ratio("copy, TP 2: load phase beside the floor", 1.15, copy, "floor", LOAD)
+        yield self._ratio("copy, TP 2: load phase beside the contiguous floor (aim)", 1.15, copy, "floor-contiguous", LOAD)
         yield self._ratio("mapped, TP 2: load and touch beside the floor", 0.12, touched, "floor", load_and_touch, LOAD)
         yield self._ratio(
             "mapped, TP 2: load and touch beside transformers TP", 0.12, touched, "transformers-tp2-touch", load_and_touch
