@@ -68,7 +68,7 @@ def test_random_shapes(
         num_attention_heads=heads,
         num_key_value_heads=groups,
         head_dim=8,
-        hidden_size=24,
+        hidden_size=4 * heads,
         vocab_size=vocabulary,
         intermediate_size=intermediate,
         tie_word_embeddings=tied,
