@@ -63,9 +63,9 @@ class BigramFamily:
     """Describes and builds bigram models."""
 
     name = "bigram"
+
     def preload(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return ("torch",)
-
 
     def match(self, config: Mapping[str, Any]) -> Match | None:
         return Match(score=1.0, evidence="bigram") if config.get("model_type") == "bigram" else None

@@ -23,6 +23,8 @@ class Arena(Protocol):
     """Memory of one rank. Tensors from `view` keep it alive."""
 
     nbytes: int
+    concurrent: bool
+    """Whether several threads may fill different regions at the same time."""
 
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
         """Have `write` produce the bytes of `dest`: it is given host memory, and where `dest` lies in it."""
@@ -54,9 +56,11 @@ def reserve(nbytes: int, device: str, rank: int) -> Arena:
 class HostArena:
     """Anonymous memory of the process. The system hands out pages when they are first written."""
 
+    concurrent = True
+
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._memory = mmap.mmap(-1, max(nbytes, 1))
+        self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = memoryview(self._memory)
 
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
@@ -80,6 +84,8 @@ class HostArena:
 
 class DeviceArena:
     """Memory of a device, filled through a bounded buffer in host memory that is page-locked where the device allows it."""
+
+    concurrent = False
 
     def __init__(self, nbytes: int, device: str) -> None:
         import torch

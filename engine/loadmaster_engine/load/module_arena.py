@@ -22,6 +22,8 @@ class ModuleArena:
     the bindings describe, and UsageError for tensors that cannot be written in place.
     """
 
+    concurrent = True
+
     def __init__(self, module: torch.nn.Module, bindings: Sequence[Binding]) -> None:
         tensors = dict(module.state_dict(keep_vars=True))
         _compare(tensors, bindings)

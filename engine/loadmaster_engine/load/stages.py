@@ -65,7 +65,7 @@ class RankLoad:
     def bind(self, model: CausalModel) -> None:
         """Bind the model's parameters to the arena."""
         with self.stage("bind"):
-            bind(model.module, self._rank.bindings, self.arena)
+            bind(model.module, self._rank.bindings, self.arena, self._transfer.held if self._transfer else {})
             move_buffers(model.module, self._device)
 
     def verify(self, model: CausalModel) -> RankReport:
@@ -92,6 +92,7 @@ class RankLoad:
             bytes_repeated=self._rank.bytes_planned - self._rank.bytes_charged,
             bytes_by_call=self._files.by_call,
             bytes_mapped=self._files.mapped,
+            bytes_viewed=self._transfer.viewed if self._transfer else 0,
             bytes_arena=self._rank.bytes,
             peak_rss=peak_rss(),
             counters={**counters, **self._counters},

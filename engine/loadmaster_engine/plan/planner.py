@@ -12,17 +12,29 @@ from loadmaster_engine.plan.completeness import check_missing, check_pieces, che
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
 from loadmaster_engine.plan.ledger import settle
-from loadmaster_engine.plan.operations import PlacedPiece, fill_ops, place_piece, read_ops, source_region
+from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
 from loadmaster_engine.plan.placements import place_modules
 from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_engine.plan.ties import Ties, resolve_ties
+from loadmaster_engine.plan.views import can_map, file_view, wants_views
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import ModelSpec
-from loadmaster_hookspecs.plan import CompareOp, FillOp, LoadPlan, PlanSettings, RankPlan, ReadOp
+from loadmaster_hookspecs.plan import (
+    Binding,
+    CompareOp,
+    FileView,
+    FillOp,
+    LoadPlan,
+    PlanSettings,
+    RankPlan,
+    ReadOp,
+    ReadVia,
+    Region,
+)
 from loadmaster_hookspecs.sharding import ModulePlacement, Placement
 
 _WHOLE = Placement()
@@ -40,6 +52,7 @@ class Draft:
     dtype: str
     ties: Ties
     placements: Sequence[Sequence[ModulePlacement]]
+    mappable: bool
 
 
 def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
@@ -61,7 +74,7 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     dtype, remarks = resolve_dtype(settings.dtype, used, index.config)
     strategy = AttributedStrategy(host, host.strategy(STRATEGY))
     placements = place_modules(spec.modules, strategy, topology_of(settings))
-    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements))
+    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, can_map(host, index, source)))
     return sealed(
         LoadPlan(
             source=index.source,
@@ -85,8 +98,9 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     """Return every rank's plan: layout first, then operations parameter by parameter so that shared bytes are seen."""
     tensors = _local_tensors(draft)
-    layouts = [lay_out(row, draft.ties.aliases) for row in zip(*tensors, strict=True)]
-    offsets = [{binding.parameter: binding.offset for binding in bindings} for bindings, _ in layouts]
+    layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
+    places = [{binding.parameter: binding for binding in bindings} for bindings, _ in layouts]
+    gather = draft.mappable and draft.settings.read_mode not in ("direct", "overread")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -96,10 +110,10 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             for rank, local in enumerate(locals_):
                 compares[rank] += _compare_ops(draft, local)
             continue
-        ops = [list(_reads(draft, local, offsets[rank][name])) for rank, local in enumerate(locals_)]
-        for rank, marked in enumerate(mark_repeated(ops, draft.settings.read_mode)):
+        ops = [_reads(draft, local, places[rank][name]) for rank, local in enumerate(locals_)]
+        for rank, marked in enumerate(mark_repeated(ops, gather=gather)):
             reads[rank] += marked
-            fills[rank] += fill_ops(locals_[rank], offsets[rank][name])
+            fills[rank] += fill_ops(locals_[rank], places[rank][name].offset)
     return tuple(
         RankPlan(
             rank=rank,
@@ -146,11 +160,29 @@ def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> 
     check_pieces(parameter, shape, dtype, pieces, draft.index.files[pieces[0].tensor.file].name)
 
 
-def _reads(draft: Draft, local: LocalTensor, offset: int) -> list[ReadOp]:
+def _views(draft: Draft, tensors: Sequence[LocalTensor]) -> dict[str, FileView]:
+    """Return the parameters of one rank that are views of mapped files."""
+    if not draft.mappable or not wants_views(draft.index, draft.settings):
+        return {}
+    strided = draft.settings.read_mode == "mapped"
+    views = {
+        local.name: file_view(local, _pieces(draft, local.name, len(local.full_shape)), strided=strided)
+        for local in tensors
+        if local.name not in draft.ties.aliases
+    }
+    return {name: view for name, view in views.items() if view is not None}
+
+
+def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
+    def via(source: Region, dest: Region) -> ReadVia:
+        if place.view is not None:
+            return "mapped"
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable)
+
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):
         transform = cast_ref(piece.tensor.dtype, local.dtype)
-        ops += read_ops(local, [piece], offset, transform, draft.settings.read_mode)
+        ops += read_ops(local, [piece], place.offset, transform, via)
     return ops
 
 
