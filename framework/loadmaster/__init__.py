@@ -14,20 +14,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from loadmaster_hookspecs import (
-    ErrorReport,
-    ExitCode,
-    IntegrityError,
-    LoadmasterError,
-    PlanError,
-    PluginError,
-    ResourceError,
-    UsageError,
-    WorkerError,
-    hookimpl,
-    hookspec,
-)
-
 if TYPE_CHECKING:
     from loadmaster.api import inspect, load_into, load_model, plan
     from loadmaster.completion import Completion
@@ -36,10 +22,34 @@ if TYPE_CHECKING:
     from loadmaster.inspection import Inspection
     from loadmaster.plans import Plan
     from loadmaster_engine.report import LoadReport, RankReport
+    from loadmaster_hookspecs import (
+        ErrorReport,
+        ExitCode,
+        IntegrityError,
+        LoadmasterError,
+        PlanError,
+        PluginError,
+        ResourceError,
+        UsageError,
+        WorkerError,
+        hookimpl,
+        hookspec,
+    )
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ErrorReport": "loadmaster_hookspecs",
+    "ExitCode": "loadmaster_hookspecs",
+    "IntegrityError": "loadmaster_hookspecs",
+    "LoadmasterError": "loadmaster_hookspecs",
+    "PlanError": "loadmaster_hookspecs",
+    "PluginError": "loadmaster_hookspecs",
+    "ResourceError": "loadmaster_hookspecs",
+    "UsageError": "loadmaster_hookspecs",
+    "WorkerError": "loadmaster_hookspecs",
+    "hookimpl": "loadmaster_hookspecs",
+    "hookspec": "loadmaster_hookspecs",
     "Completion": "loadmaster.completion",
     "Engine": "loadmaster.engine",
     "Inspection": "loadmaster.inspection",

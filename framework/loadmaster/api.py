@@ -12,6 +12,7 @@ from loadmaster.inspection import Inspection
 from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
 from loadmaster_engine.load.stages import RankLoad
+from loadmaster_engine.load.warming import shares
 from loadmaster_engine.plan import make_plan
 from loadmaster_engine.report import LoadReport
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
@@ -114,6 +115,7 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
 def _load_whole(host: PluginHost, made: LoadPlan, index: CheckpointIndex) -> torch.nn.Module:
     load = RankLoad(host, made, 0, "cpu", host.emit)
     load.reserve()
+    load.warm(shares(made)[0])
     load.load()
     model = host.family(made.family).build(made.config, made.dtype, made.ranks[0].modules)
     load.bind(model)

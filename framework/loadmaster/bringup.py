@@ -76,6 +76,7 @@ def bring_up(
     with timeline.stage("reserve"):
         executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("load", total):
+        executor.call("warm", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
         executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)
@@ -102,6 +103,12 @@ def load_report(
         memory_usable=memory_usable,
         notices=notices,
     )
+
+
+def overflow_notice(ranks: tuple[RankReport, ...], dtype: str) -> str:
+    """Return a line for the user when a narrowing cast met values that the narrower type cannot hold, or an empty string."""
+    count = sum(rank.counters.get("overflow", 0) for rank in ranks)
+    return f"{count} values were too large for {dtype} and became infinite, counted over all ranks" if count else ""
 
 
 def _spec(host: HostRecord, rank: int, world_size: int) -> WorkerSpec:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from loadmaster import memory
-from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, record_for
+from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
 from loadmaster.checkpoints import SmallFiles, open_index
 from loadmaster.completion import Completion, check_prompts, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
@@ -20,7 +22,7 @@ from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
 from loadmaster_engine.run.rendezvous import check_init_method
-from loadmaster_hookspecs.errors import IntegrityError, UsageError
+from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import Tokenizer
@@ -33,11 +35,16 @@ if TYPE_CHECKING:
 STEP_TIMEOUT = 600.0
 """Seconds that one step of all ranks may take: a long prompt on a slow machine is one step."""
 
+TURN_TIMEOUT = 3600.0
+"""Seconds that a call waits while another thread's call has the ranks."""
+
 Prompt = str | Sequence[int]
 
 
 class Engine:
     """A loaded model. Use it as a context manager: leaving it ends its workers and gives their memory back.
+
+    Calls from several threads take turns.
 
     Args:
         path: a folder or a single file.
@@ -74,6 +81,7 @@ class Engine:
         begin = time.perf_counter()
         self._on_event = on_event
         self._notices: list[str] = []
+        self._lock = threading.Lock()
         self._host = PluginHost(selection, plugins)
         self._timeline = Timeline(self._observe)
         for notice in self._host.notices:
@@ -102,7 +110,7 @@ class Engine:
             raise
         self._plan = Plan(plan)
         self._defaults = read_defaults(self._index)
-        for line in (self._defaults.notice, self._memory.notice):
+        for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
             if line:
                 self._observe(Notice(rank=HOST_RANK, text=line))
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
@@ -162,7 +170,8 @@ class Engine:
         check_prompts(rows, outline)
         if not rows:
             return []
-        answers = complete(rows, request, self._defaults, outline, self._step)
+        with self._turn():
+            answers = complete(rows, request, self._defaults, outline, self._step)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
 
@@ -171,7 +180,8 @@ class Engine:
         import numpy as np
 
         check_prompts([token_ids], self._plan.data.outline)
-        results = self._executor.call("logits", encode(Tokens(ids=tuple(token_ids))), timeout=STEP_TIMEOUT)
+        with self._turn():
+            results = self._executor.call("logits", encode(Tokens(ids=tuple(token_ids))), timeout=STEP_TIMEOUT)
         bulk = results[0].bulk
         if bulk is None:
             raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
@@ -205,6 +215,20 @@ class Engine:
                 raise
         self._executor.stop()
         return self._load(msgspec.structs.replace(settings, untie=True))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one thread at a time use the ranks: they hold one batch. Waits for its turn within a limit."""
+        if not self._lock.acquire(timeout=TURN_TIMEOUT):
+            raise ResourceError(
+                "LM-ENGINE-BUSY",
+                f"the engine was busy with another thread's call for {TURN_TIMEOUT:.0f} s",
+                hints=["ask for fewer tokens at a time, or use an engine of its own"],
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _preload(self) -> tuple[str, ...]:
         family = self._host.match_family(self._index.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,11 @@ def test_an_answer_ends_where_the_positions_end(folder: Path) -> None:
         (answer,) = engine.generate([[5] * 126], max_tokens=50, temperature=0.0)
     assert len(answer.token_ids) == 3
     assert answer.finish_reason == "length"
+
+
+def test_calls_from_several_threads_take_turns(folder: Path) -> None:
+    with lm.Engine(folder, tensor_parallel=2, executor="inline") as engine:
+        expected = [engine.generate([prompt], max_tokens=5, temperature=0.0) for prompt in PROMPTS]
+        with ThreadPoolExecutor(3) as pool:
+            answers = pool.map(lambda prompt: engine.generate([prompt], max_tokens=5, temperature=0.0), PROMPTS * 3)
+            assert list(answers) == expected * 3

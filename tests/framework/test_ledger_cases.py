@@ -150,6 +150,7 @@ def test_a_narrowing_cast_counts_what_no_longer_fits(tmp_path: Path) -> None:
     with lm.Engine(tmp_path, tensor_parallel=2, executor="inline", dtype="float16") as engine:
         assert {binding.dtype for rank in engine.plan.ranks for binding in rank.bindings} == {"F16"}
         assert sum(rank.counters["overflow"] for rank in engine.report.ranks) == 3 + 3 + 3
+        assert "9 values were too large for F16 and became infinite, counted over all ranks" in engine.notices
 
 
 def test_another_shape_is_named_with_both(tmp_path: Path) -> None:

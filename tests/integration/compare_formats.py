@@ -42,7 +42,10 @@ def main(original: str, exported: str) -> None:
         "original, 3 threads": load(original, 3, "inline"),
     }
     names = list(loads)
-    equal = {first: bool(np.array_equal(loads[first][0], loads[second][0])) for first, second in zip(names[::2], names[1::2])}
+    equal = {
+        first: bool(np.array_equal(loads[first][0], loads[second][0]))
+        for first, second in zip(names[::2], names[1::2], strict=True)
+    }
     spread = min(float(np.ptp(logits)) for logits, _ in loads.values())
     print(json.dumps({"equal": equal, "spread": spread, "loads": {name: facts for name, (_, facts) in loads.items()}}))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
@@ -12,6 +12,7 @@ from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.process_io import peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
+from loadmaster_engine.load.warming import FileRange, warm
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
 from loadmaster_hookspecs.errors import IntegrityError, WorkerError
@@ -44,6 +45,14 @@ class RankLoad:
         with self.stage("reserve"):
             self._arena = arena or reserve(self._rank.bytes, self._device, self._rank.rank)
 
+    def warm(self, ranges: Sequence[FileRange]) -> None:
+        """Bring this rank's share of the node's mapped files into memory, where it is not there yet."""
+        start = time.perf_counter()
+        before = process_io()
+        self._counters["warmed"] = warm(self._files, ranges, self._throttled())
+        self._counters["proc_warmed"] = process_io().stored - before.stored
+        self._seconds["warm"] = time.perf_counter() - start
+
     def load(self) -> None:
         """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
         with self.stage("load", self._rank.bytes_planned):
@@ -53,7 +62,7 @@ class RankLoad:
             after = process_io()
             self._files.close()
             self._transfer = transfer
-            self._counters = {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
+            self._counters |= {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(
                 "LM-VERIFY-BYTES",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
 from threading import Lock
 
 import numpy as np
 
 from loadmaster_engine.load.arena import Arena
+from loadmaster_engine.load.lanes import LANES, in_lanes
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
+from loadmaster_engine.plan.planner import SCRATCH
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
 from loadmaster_hookspecs.transforms import Transform
@@ -21,12 +21,12 @@ from loadmaster_hookspecs.transforms import Transform
 COPY_BYTES = 16 << 20
 """Bytes moved between two progress reports, at most."""
 
-TRANSFORM_BYTES = 4 << 20
-"""Source bytes that a transform gets at a time, at most."""
+TRANSFORM_BYTES = SCRATCH // (4 * LANES)
+"""Source bytes that a transform gets at a time, at most: with a result twice as wide all lanes stay inside the scratch."""
 
+OVERREAD_BYTES = SCRATCH // LANES
+"""Bytes of a range that is read to pick runs out of it, at most."""
 
-READERS = 4
-"""Threads of one rank that read and copy, each with files of its own: reads take turns at waiting and at copying."""
 
 Work = tuple[ReadOp, Region, Region]
 """A bounded part of an operation: the operation, the source bytes, and where they go."""
@@ -82,24 +82,7 @@ class Transfer:
         if not self._arena.concurrent or len(work) < 2:
             yield from (self._execute(self._files, item) for item in work)
             return
-        sets = [self._files.sibling() for _ in range(READERS)]
-        idle: SimpleQueue[FileSet] = SimpleQueue()
-        for files in sets:
-            idle.put(files)
-        pool = ThreadPoolExecutor(READERS, thread_name_prefix="loadmaster-read")
-        try:
-            yield from pool.map(lambda item: self._in_turn(idle, item), work)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for files in sets:
-                self._files.merge(files)
-
-    def _in_turn(self, idle: SimpleQueue[FileSet], item: Work) -> int:
-        files = idle.get_nowait()
-        try:
-            return self._execute(files, item)
-        finally:
-            idle.put(files)
+        yield from in_lanes(self._files, work, self._execute)
 
     def _parts(self, op: ReadOp) -> Iterator[tuple[Region, Region]]:
         """Cut an operation so that neither what it reads nor what it transforms at a time is large."""
@@ -109,7 +92,7 @@ class Transfer:
             limit = TRANSFORM_BYTES
             granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
         if op.via == "overread":
-            limit = max(1, limit * op.source.nbytes // (op.source.end - op.source.offset))
+            limit = max(1, min(limit, OVERREAD_BYTES * op.source.nbytes // (op.source.end - op.source.offset)))
         return chunks(op.source, op.dest, limit, granule)
 
     def _execute(self, files: FileSet, item: Work) -> int:

@@ -1,4 +1,4 @@
-"""Proofs on byte runs: do regions tile a range exactly, and which bytes do they touch at all."""
+"""Proof on byte runs: do regions tile a range exactly."""
 
 from __future__ import annotations
 
@@ -26,26 +26,30 @@ def expand(regions: Sequence[Region]) -> Runs:
 
 def tiling_fault(regions: Sequence[Region], start: int, stop: int) -> tuple[str, int] | None:
     """Return (`hole` or `overlap`, byte) where the regions do not tile `[start, stop)` exactly, or None where they do."""
-    first, size = expand(_one_period(regions, start, stop))
-    stop = min(stop, _period_end(regions, start, stop))
-    ends = np.append(start, first + size)
-    begins = np.append(first, stop)
-    wrong = np.flatnonzero(begins != ends)
-    if len(wrong) == 0:
-        return None
-    index = int(wrong[0])
-    kind = "hole" if begins[index] > ends[index] else "overlap"
-    return kind, int(min(begins[index], ends[index]))
-
-
-def union_size(regions: Sequence[Region]) -> int:
-    """Return how many different bytes the regions touch."""
+    stop_here = min(stop, _period_end(regions, start, stop))
+    regions = _one_period(regions, start, stop)
+    if all(region.contiguous for region in regions):
+        return _fault_of_ranges(sorted((region.offset, region.nbytes) for region in regions), start, stop_here)
     first, size = expand(regions)
-    if len(first) == 0:
-        return 0
-    reach = np.maximum.accumulate(first + size)
-    new_from = np.maximum(first, np.append(first[0], reach[:-1]))
-    return int(np.maximum(first + size - new_from, 0).sum())
+    ends = np.append(start, first + size)
+    begins = np.append(first, stop_here)
+    wrong = np.flatnonzero(begins != ends)
+    return None if len(wrong) == 0 else _fault(int(begins[wrong[0]]), int(ends[wrong[0]]))
+
+
+def _fault_of_ranges(ranges: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[str, int] | None:
+    """The same for sorted (offset, length) ranges: most tensors have a handful, for which arrays cost more than they give."""
+    end = start
+    for offset, length in (*ranges, (stop, 0)):
+        if offset != end:
+            return _fault(offset, end)
+        end = offset + length
+    return None
+
+
+def _fault(begin: int, end: int) -> tuple[str, int]:
+    """Name what lies between the end of one run and the beginning of the next."""
+    return ("hole", end) if begin > end else ("overlap", begin)
 
 
 def _starts(region: Region) -> npt.NDArray[np.int64]:

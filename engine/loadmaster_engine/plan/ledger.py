@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadmaster_engine.plan.boxes import canonical, strides
-from loadmaster_engine.plan.coverage import tiling_fault, union_size
+from loadmaster_engine.plan.coverage import tiling_fault
 from loadmaster_hookspecs.dtypes import itemsize
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.findings import Ignored
@@ -30,7 +30,7 @@ def settle(index: CheckpointIndex, ranks: Sequence[RankPlan], ignored: Sequence[
     for name in index.tensors:
         if name not in reads and name not in spoken_for and name not in reasons:
             raise IntegrityError("LM-LEDGER-UNUSED", "a stored tensor is neither read nor ignored", where={"tensor": name})
-    used = {name: union_size(regions) for name, regions in reads.items()}
+    used = {name: index.tensors[name].nbytes for name in reads}
     return Ledger(
         parameters=len(ranks[0].bindings),
         tensors=len(index.tensors),

@@ -18,7 +18,7 @@ from loadmaster_engine.plan.placements import place_modules
 from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_engine.plan.ties import Ties, resolve_ties
-from loadmaster_engine.plan.views import can_map, file_view, wants_views
+from loadmaster_engine.plan.views import Mappable, file_view, mappable, wants_views
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -38,8 +38,9 @@ from loadmaster_hookspecs.plan import (
 from loadmaster_hookspecs.sharding import ModulePlacement, Placement
 
 _WHOLE = Placement()
-SCRATCH = 8 << 20
-"""Bytes of temporary memory that a transform's chunk may take on one rank."""
+
+SCRATCH = 16 << 20
+"""Bytes of temporary memory that transforms, and ranges from which runs are picked, may take on one rank."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Draft:
     dtype: str
     ties: Ties
     placements: Sequence[Sequence[ModulePlacement]]
-    mappable: bool
+    mappable: Mappable
 
 
 def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
@@ -74,7 +75,7 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     dtype, remarks = resolve_dtype(settings.dtype, used, index.config)
     strategy = AttributedStrategy(host, host.strategy(STRATEGY))
     placements = place_modules(spec.modules, strategy, topology_of(settings))
-    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, can_map(host, index, source)))
+    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, mappable(host, index, source)))
     return sealed(
         LoadPlan(
             source=index.source,
@@ -100,7 +101,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     tensors = _local_tensors(draft)
     layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
     places = [{binding.parameter: binding for binding in bindings} for bindings, _ in layouts]
-    gather = draft.mappable and draft.settings.read_mode not in ("direct", "overread")
+    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -123,7 +124,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             bindings=bindings,
             compares=tuple(compares[rank]),
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
-            scratch=2 * SCRATCH if any(op.transform for op in reads[rank]) else 0,
+            scratch=SCRATCH if any(op.transform or op.via == "overread" for op in reads[rank]) else 0,
         )
         for rank, (bindings, size) in enumerate(layouts)
     )
@@ -162,7 +163,7 @@ def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> 
 
 def _views(draft: Draft, tensors: Sequence[LocalTensor]) -> dict[str, FileView]:
     """Return the parameters of one rank that are views of mapped files."""
-    if not draft.mappable or not wants_views(draft.index, draft.settings):
+    if not draft.mappable.for_tensors or not wants_views(draft.index, draft.settings):
         return {}
     strided = draft.settings.read_mode == "mapped"
     views = {
@@ -177,7 +178,7 @@ def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
     def via(source: Region, dest: Region) -> ReadVia:
         if place.view is not None:
             return "mapped"
-        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable)
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all)
 
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):

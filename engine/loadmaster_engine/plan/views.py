@@ -6,6 +6,7 @@ Only what the checkpoint says decides, and whether its source can be mapped at a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.plan.boxes import Box, intersect, strides
@@ -22,11 +23,19 @@ MAPPED_FILES = 128
 a process may have no more than about a thousand files open."""
 
 
-def can_map(host: PluginHost, index: CheckpointIndex, source: Source) -> bool:
-    """Return whether the checkpoint's source gives mappings, judged by its first file."""
+class Mappable(NamedTuple):
+    """What the files of a checkpoint's source can do: be mapped at all, and be mapped so that tensors may lie in them."""
+
+    at_all: bool
+    for_tensors: bool
+
+
+def mappable(host: PluginHost, index: CheckpointIndex, source: Source) -> Mappable:
+    """Return what the checkpoint's source can map, judged by its first file."""
     reader = AttributedFormat(host, host.format(index.format)).reader(source, index.files[0])
     try:
-        return reader.mapping() is not None
+        mapping = reader.mapping()
+        return Mappable(mapping is not None, mapping is not None and not mapping.readonly)
     finally:
         reader.close()
 

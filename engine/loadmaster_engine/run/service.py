@@ -19,7 +19,10 @@ from loadmaster_hookspecs.models import CausalModel
 
 
 class WorkerService:
-    """One rank of one model. Ops, in order: assign, open, join, reserve, load, bind, verify; then begin, append, logits."""
+    """One rank of one model.
+
+    Ops, in order: assign, open, join, reserve, warm, load, bind, verify; then begin, append, logits.
+    """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
         self._host = host
@@ -36,6 +39,7 @@ class WorkerService:
             "open": self._open,
             "join": self._join,
             "reserve": self._reserve,
+            "warm": self._warm,
             "load": self._read,
             "bind": self._bind,
             "verify": self._verify,
@@ -80,6 +84,10 @@ class WorkerService:
 
     def _reserve(self, body: bytes, emit: EventSink) -> Result:
         self._loading.reserve()
+        return Result()
+
+    def _warm(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.warm(self._assigned.share)
         return Result()
 
     def _read(self, body: bytes, emit: EventSink) -> Result:

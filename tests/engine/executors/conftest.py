@@ -1,32 +1,18 @@
-"""What the tests of the executors share: an executor that is always stopped, and a check that nothing is left behind."""
+"""What the tests of the executors share: an executor that is always stopped, and what they deliver."""
 
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.executors.process_watch import MARK, becomes_true, children, marked, open_files
+from engine.executors.process_watch import open_files
 from loadmaster_engine.executors.inline import InlineFactory
 from loadmaster_engine.executors.multiprocess.executor import MultiprocessFactory
 from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import Executor
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A mark that all processes started in the test inherit. Fails the test when one of them, or a zombie, is left."""
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    shared = set(os.listdir("/dev/shm"))
-    before = set(children(os.getpid()))
-    yield value
-    assert becomes_true(lambda: not marked(value), 5.0), f"left behind: {marked(value)}"
-    assert set(children(os.getpid())) <= before, "a zombie is left"
-    assert becomes_true(lambda: set(os.listdir("/dev/shm")) <= shared, 5.0), "shared memory is left behind"
 
 
 @pytest.fixture
