@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from loadmaster_engine.load.pages import Prefault, anonymous
 from loadmaster_engine.load.regions import as_array
 from loadmaster_hookspecs.dtypes import TORCH_NAMES, itemsize
 from loadmaster_hookspecs.errors import ResourceError
@@ -34,6 +34,10 @@ class Arena(Protocol):
         """Make the bytes of `dest` zero."""
         ...
 
+    def settle(self) -> None:
+        """Take note that everything is filled."""
+        ...
+
     def view(self, binding: Binding) -> torch.Tensor:
         """Return the tensor that a binding describes. It shares the arena's storage."""
         ...
@@ -54,14 +58,19 @@ def reserve(nbytes: int, device: str, rank: int) -> Arena:
 
 
 class HostArena:
-    """Anonymous memory of the process. The system hands out pages when they are first written."""
+    """Anonymous memory of the process. A thread makes its pages ready from the start on, unless it is small."""
 
     concurrent = True
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = anonymous(nbytes)
         self._bytes = memoryview(self._memory)
+        self._prefault = Prefault(self._memory)
+
+    def settle(self) -> None:
+        """End the thread that makes pages ready: what it has not reached was written by then, or is never written."""
+        self._prefault.stop()
 
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
         """Let `write` put the bytes where they belong: nothing is staged."""
@@ -110,6 +119,10 @@ class DeviceArena:
             staging[:span].copy_(target)
         write(staging.numpy().data, Region(0, dest.run, dest.steps))
         target.copy_(staging[:span])
+
+    def settle(self) -> None:
+        """Give the buffer in host memory back."""
+        self._staging = self._staging.new_empty(0)
 
     def zero(self, dest: Region) -> None:
         """Write zeros on the device."""

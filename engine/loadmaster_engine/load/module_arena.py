@@ -43,6 +43,9 @@ class ModuleArena:
         memory, local = self._locate(dest)
         as_array(memory, local).fill(0)
 
+    def settle(self) -> None:
+        """Do nothing: the module's memory was there before."""
+
     def view(self, binding: Binding) -> torch.Tensor:
         """Return the module's own tensor."""
         return self._tensors[binding.parameter]

@@ -60,6 +60,7 @@ class RankLoad:
             transfer = Transfer(self._rank, self._files, self.arena, self._transform)
             transfer.run(self._throttled())
             after = process_io()
+            self.arena.settle()
             self._files.close()
             self._transfer = transfer
             self._counters |= {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}

@@ -21,7 +21,7 @@ from loadmaster_hookspecs.models import CausalModel
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, open, join, reserve, warm, load, bind, verify; then begin, append, logits.
+    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, logits.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
