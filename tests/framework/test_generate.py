@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import loadmaster as lm
+from loadmaster_engine.executors.group import GroupExecutor
 from tiny_models import make_model, save_model
 
 PROMPTS = [[3, 17, 200, 5], [9], [249, 8, 8, 90, 41, 2, 7, 30]]
@@ -113,3 +116,72 @@ def test_calls_from_several_threads_take_turns(folder: Path) -> None:
         with ThreadPoolExecutor(3) as pool:
             answers = pool.map(lambda prompt: engine.generate([prompt], max_tokens=5, temperature=0.0), PROMPTS * 3)
             assert list(answers) == expected * 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_capped_attention_is_not_disturbed_by_padding(ranks: int, tmp_path: Path) -> None:
+    model = make_model("gemma2", sliding_window=4, tie_word_embeddings=True, eos_token_id=None)
+    save_model(model, tmp_path)
+    with lm.Engine(tmp_path, tensor_parallel=ranks, executor="inline") as engine:
+        answers = engine.generate(PROMPTS, max_tokens=8, temperature=0.0)
+    assert [answer.token_ids for answer in answers] == [greedy(model, prompt, 8) for prompt in PROMPTS]
+
+
+def test_a_null_stop_token_leaves_that_of_the_configuration(folder: Path, tmp_path: Path) -> None:
+    copy = with_generation(folder, tmp_path / "m", eos_token_id=None)
+    config = json.loads((copy / "config.json").read_text()) | {"eos_token_id": 7}
+    (copy / "config.json").write_text(json.dumps(config))
+    with lm.Engine(copy) as engine:
+        assert "stop tokens 7 from config.json" in engine.notices
+
+
+def test_defaults_that_are_not_applied_are_announced(folder: Path, tmp_path: Path) -> None:
+    wrong = {"temperature": -1.0, "top_p": 0.0}
+    copy = with_generation(folder, tmp_path / "m", do_sample=True, top_k=3, repetition_penalty=1.1, num_beams=1, **wrong)
+    with lm.Engine(copy) as engine:
+        (line,) = [notice for notice in engine.notices if "not applied" in notice]
+        assert line == (
+            "sampling defaults top_k=3, temperature=1 from generation_config.json; "
+            "not applied: temperature=-1.0, top_p=0.0, repetition_penalty=1.1 from generation_config.json"
+        )
+        assert len(engine.generate([PROMPTS[0]], max_tokens=3, seed=1)[0].token_ids) == 3
+
+
+def test_ids_may_come_in_arrays(model: torch.nn.Module, folder: Path) -> None:
+    prompt: Any = np.array(PROMPTS[0])
+    with lm.Engine(folder) as engine:
+        (answer,) = engine.generate([prompt], max_tokens=4, temperature=0.0)
+        assert engine.logits(prompt).shape == (4, 250)
+    assert answer.token_ids == greedy(model, PROMPTS[0], 4)
+
+
+def test_values_of_a_wrong_kind_leave_the_engine_usable(folder: Path) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        ([1, 2, 3], {}),
+        ([[1.5, 2]], {}),
+        ([["a"]], {}),
+        ([[1]], {"seed": 2**70}),
+        ([[1]], {"max_tokens": "3"}),
+        ([[1]], {"temperature": "hot"}),
+        ([[1]], {"temperature": float("inf")}),
+    ]
+    with lm.Engine(folder) as engine:
+        for prompts, values in calls:
+            with pytest.raises(lm.UsageError):
+                engine.generate(prompts, **values)
+        assert len(engine.generate([[1, 2]], max_tokens=2)[0].token_ids) == 2
+
+
+def test_an_observer_that_fails_after_the_load_ends_the_ranks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_late(event: object) -> None:
+        if "stop tokens" in getattr(event, "text", ""):
+            raise ValueError("late")
+
+    stopped: list[str] = []
+    stop = GroupExecutor.stop
+    monkeypatch.setattr(GroupExecutor, "stop", lambda self: (stopped.append(self.name), stop(self)))
+    with pytest.raises(ValueError, match="late"):
+        lm.Engine(with_generation(folder, tmp_path / "m", eos_token_id=[7]), on_event=fail_late)
+    assert stopped == ["inline"]

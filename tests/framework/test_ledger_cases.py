@@ -180,3 +180,38 @@ def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(lm.PlanError, match="nf5") as caught:
         lm.plan(tmp_path)
     assert caught.value.code == "LM-QUANT-UNCLAIMED"
+
+
+def test_a_configuration_with_more_layers_than_tensors_is_refused_before_they_are_made(tmp_path: Path) -> None:
+    saved(tmp_path)
+    error = refusal(edit(tmp_path, num_hidden_layers=10**9))
+    assert error.code == "LM-LEDGER-MISSING"
+    assert "config says 1000000000 layers, the files have 21 tensors" in str(error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": "nonsense"},
+        {"rms_norm_eps": "small"},
+        {"hidden_size": 63},
+        {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1.0}},
+    ],
+)
+def test_values_that_the_library_rejects_are_the_configurations_fault(tmp_path: Path, change: dict[str, Any]) -> None:
+    saved(tmp_path)
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(edit(tmp_path, **change))
+    assert caught.value.code == "LM-CONFIG-REJECTED"
+    assert caught.value.report.where["file"] == "config.json"
+
+
+def test_a_device_that_is_not_there_is_named_before_anything_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(lm.UsageError) as caught:
+        lm.Engine(tmp_path, device="cuda")
+    assert caught.value.code == "LM-USAGE-DEVICE"
+    assert "sees 0 CUDA devices" in str(caught.value)

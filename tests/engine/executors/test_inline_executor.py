@@ -205,3 +205,15 @@ def test_two_executors_do_not_share_ranks(inline: Executor) -> None:
         other.call("fail", encode(1), timeout=5)
     other.stop()
     assert values(inline.call("echo", encode(1), timeout=5)) == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_exception_of_the_event_sink_is_the_callers_own(ranks: int) -> None:
+    def fail(event: Event) -> None:
+        raise ZeroDivisionError("of the sink")
+
+    executor = InlineFactory().create(preload=(), on_event=fail)
+    executor.start(specs(ranks), timeout=10)
+    with pytest.raises(ZeroDivisionError, match="of the sink"):
+        executor.call("events", b"", timeout=10)
+    executor.stop()

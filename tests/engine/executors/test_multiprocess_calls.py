@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.executors.process_watch import children, marked, open_files
+from engine.executors.process_watch import becomes_true, children, marked, open_files
 from engine.executors.toy_services import BROKEN, encode, pattern, specs
 from loadmaster_engine.executors.multiprocess.executor import MultiprocessFactory
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, UsageError, WorkerError
@@ -240,7 +240,7 @@ def test_a_forgotten_executor_ends_its_processes(mark: str) -> None:
     executor.start(specs(2), timeout=20)
     assert len(marked(mark)) == 3
     del executor
-    assert not marked(mark)
+    assert becomes_true(lambda: not marked(mark), 3.0), "killed processes are not gone"
     assert "Z" not in children(os.getpid()).values()
 
 

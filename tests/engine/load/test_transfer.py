@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import loadmaster as lm
 from loadmaster.checkpoints import open_index
@@ -139,3 +142,34 @@ def test_load_model_is_a_plain_module(folder: Path) -> None:
     wanted = reference.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)  # type: ignore[operator]
     np.testing.assert_array_equal(out.numpy(), wanted.numpy())
     assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_load_into_refuses_a_module_that_shares_other_tensors(tmp_path: Path) -> None:
+    def module() -> torch.nn.Module:
+        return make_model("llama", seed=9, tie_word_embeddings=True)
+
+    tied = save_model(make_model("llama", tie_word_embeddings=True), tmp_path / "tied")
+    apart = module()
+    apart.get_submodule("lm_head").weight = torch.nn.Parameter(torch.zeros(250, 64))
+    both = shutil.copytree(tied, tmp_path / "both")
+    tensors = load_file(tied / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, both / "model.safetensors")
+    for filled, folder in ((apart, tied), (module(), both)):
+        before = [tensor.clone() for tensor in filled.state_dict().values()]
+        with pytest.raises(lm.IntegrityError, match="LM-MODULE-MISMATCH") as caught:
+            lm.load_into(filled, folder)
+        assert "lm_head.weight" in str(caught.value)
+        assert all(map(torch.equal, before, filled.state_dict().values()))
+
+
+def test_a_load_that_fails_leaves_no_file_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk")
+
+    monkeypatch.setattr(Transfer, "_dense", fail)
+    for load in (lambda: lm.load_model(folder, dtype="float16"), lambda: lm.load_into(make_model("llama").half(), folder)):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(lm.ResourceError, match="LM-STORAGE-READ"):
+            load()
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,3 +41,9 @@ def test_draws_follow_the_probabilities() -> None:
     drawn = torch.tensor(Sampler([Sampling(temperature=1.0, seed=seed) for seed in range(4000)]).draw(logits))
     share = torch.bincount(drawn, minlength=3) / 4000
     torch.testing.assert_close(share, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-320, 1e-9])
+def test_the_coldest_temperatures_are_greedy(temperature: float) -> None:
+    logits = torch.tensor([1.0, 30.0, -2.0, 29.0])
+    assert nucleus(logits, Sampling(temperature=temperature)).tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -90,3 +90,10 @@ def test_an_unexpected_exception(invoke: Invoke, failing_api: Callable[[BaseExce
 def test_a_prompt_that_looks_like_the_option(invoke: Invoke, fake_api: list[FakeEngine]) -> None:
     outcome = invoke("run", "/models/small", "--", "--json")
     assert outcome.out == "echo: --json\n"
+
+
+def test_names_that_are_not_utf8(invoke: Invoke) -> None:
+    missing = invoke("plan", "/tmp/\udcff", "--json")
+    assert missing.code == 2
+    assert missing.document["error"]["where"]["path"] == "/tmp/\\udcff"
+    assert invoke("plan", "/", "--json", "--tp", "\udcff").document["error"]["code"] == "LM-USAGE"
