@@ -26,9 +26,7 @@ def worker(mark: str, rank: int) -> int:
     return next(pid for pid, name in marked(mark).items() if name.endswith(f"r{rank}"))
 
 
-@pytest.mark.parametrize(
-    ("stage", "rank"), [("rendezvous", 1), ("reserve", 0), ("load", 0), ("load", 1), ("bind", 1)]
-)
+@pytest.mark.parametrize(("stage", "rank"), [("rendezvous", 1), ("reserve", 0), ("load", 0), ("load", 1), ("bind", 1)])
 def test_a_worker_killed_in_a_stage_is_named(
     mark: str, folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str, rank: int
 ) -> None:
