@@ -165,6 +165,8 @@ def _views(draft: Draft, tensors: Sequence[LocalTensor]) -> dict[str, FileView]:
     """Return the parameters of one rank that are views of mapped files."""
     if not draft.mappable.for_tensors or not wants_views(draft.index, draft.settings):
         return {}
+    # A product of one row with a strided view took 1.1 to 1.8 times as long as with a dense copy (docs/reading.md), for every
+    # token again: row splits are copied unless views are asked for.
     strided = draft.settings.read_mode == "mapped"
     views = {
         local.name: file_view(local, _pieces(draft, local.name, len(local.full_shape)), strided=strided)
