@@ -75,7 +75,7 @@ class Source(Protocol):
         ...
 
     def open(self, name: str) -> RangeReader:
-        """Open a file for reading tensor bytes. The caller closes the reader. Several threads may call this at the same time."""
+        """Open a file for reading tensor bytes. The caller closes the reader. Several threads may call this at once."""
         ...
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import loadmaster as lm
+from loadmaster_plugins.local_source.reader import LocalReader
 from tiny_models import IDS, make_model, reference_logits, relative_error, save_model
 
 WIDE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536}
@@ -100,6 +101,19 @@ def test_rows_are_cut_by_copy_unless_mapping_is_asked_for(folder: Path) -> None:
         "lm_head.weight",
         "model.embed_tokens.weight",
     }
+
+
+@pytest.mark.parametrize(("kind", "ways"), [("none", {"direct", "overread"}), ("read-only", {"direct", "gathered"})])
+def test_files_that_cannot_hold_tensors_are_copied(
+    model: torch.nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ways: set[str]
+) -> None:
+    mapping = LocalReader.mapping
+    monkeypatch.setattr(LocalReader, "mapping", lambda self: None if kind == "none" else mapping(self).toreadonly())
+    for mode in ("auto", "mapped"):
+        with lm.Engine(folder, tensor_parallel=2, executor="inline", read_mode=mode) as engine:
+            assert {op.via for rank in engine.plan.ranks for op in rank.reads} == ways
+            assert relative_error(engine.logits(IDS), reference_logits(model, IDS)) < 1e-5
+            assert sum(rank.bytes_mapped for rank in engine.plan.ranks) == 0
 
 
 def test_a_file_that_is_shorter_than_planned_is_refused(folder: Path, tmp_path: Path) -> None:
