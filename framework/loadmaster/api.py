@@ -12,8 +12,8 @@ from loadmaster.inspection import Inspection
 from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
 from loadmaster_engine.load.stages import RankLoad
-from loadmaster_engine.load.warming import shares
 from loadmaster_engine.plan import make_plan
+from loadmaster_engine.plan.shares import shares
 from loadmaster_engine.report import LoadReport
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import IntegrityError, UsageError

@@ -12,7 +12,8 @@ from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.process_io import peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
-from loadmaster_engine.load.warming import FileRange, warm
+from loadmaster_engine.load.warming import warm
+from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
 from loadmaster_hookspecs.errors import IntegrityError, WorkerError

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadmaster_engine.load.warming import FileRange, shares
+from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_engine.run.sampler import Sampling
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings

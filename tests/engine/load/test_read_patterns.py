@@ -15,8 +15,9 @@ from loadmaster.host import PluginHost
 from loadmaster_engine.load.arena import HostArena
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import OVERREAD_BYTES, Transfer
-from loadmaster_engine.load.warming import shares, warm
+from loadmaster_engine.load.warming import warm
 from loadmaster_engine.plan import make_plan
+from loadmaster_engine.plan.shares import shares
 from loadmaster_hookspecs.formats import FileRef
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
 from loadmaster_hookspecs.sources import RangeReader, Source
