@@ -16,9 +16,9 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A mark that all processes started in the test inherit. Fails the test when one of them, or a zombie, is left."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
-    shared = sorted(os.listdir("/dev/shm"))
+    shared = set(os.listdir("/dev/shm"))
     before = set(children(os.getpid()))
     yield value
     assert becomes_true(lambda: not marked(value), 5.0), f"left behind: {marked(value)}"
     assert set(children(os.getpid())) <= before, "a zombie is left"
-    assert sorted(os.listdir("/dev/shm")) == shared
+    assert set(os.listdir("/dev/shm")) <= shared  # other programs of the machine may have removed theirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from loadmaster.checkpoints import open_index
@@ -106,17 +107,17 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
     host = PluginHost(selection)
     settings = PlanSettings(dtype=_dtype_of(module), read_mode="direct", strict=True)
     made = make_plan(host, open_index(host, path), settings)
-    load = RankLoad(host, made, 0, "cpu", host.emit)
-    load.reserve(ModuleArena(module, made.ranks[0].bindings))
-    load.load()
+    with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
+        load.reserve(ModuleArena(module, made.ranks[0].bindings))
+        load.load()
     return _report(made, load, time.perf_counter() - start)
 
 
 def _load_whole(host: PluginHost, made: LoadPlan, index: CheckpointIndex) -> torch.nn.Module:
-    load = RankLoad(host, made, 0, "cpu", host.emit)
-    load.reserve()
-    load.warm(shares(made)[0])
-    load.load()
+    with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
+        load.reserve()
+        load.warm(shares(made)[0])
+        load.load()
     model = host.family(made.family).build(made.config, made.dtype, made.ranks[0].modules)
     load.bind(model)
     load.verify(model)

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from loadmaster.host import PluginHost, live_record
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
 from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
 from loadmaster_engine.run.rendezvous import RENDEZVOUS_TIMEOUT
+from loadmaster_hookspecs.errors import LoadmasterError, from_report
 from loadmaster_hookspecs.events import HOST_RANK, Event, Stage, StageFinished, StageStarted
 from loadmaster_hookspecs.executors import Executor, HostRecord, WorkerSpec
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -58,7 +61,16 @@ def make_plan_in(
     with timeline.stage("plan"):
         spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host)
         body = encode(PlanRequest(index=index, settings=settings))
-        return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
+        try:
+            return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
+        except LoadmasterError as error:
+            raise _while_planning(error) from error.__cause__
+
+
+def _while_planning(error: LoadmasterError) -> LoadmasterError:
+    """Return the planner's error without the rank that its process counts as: no rank exists yet."""
+    places = {name: value for name, value in error.report.where.items() if name not in ("rank", "stage")}
+    return from_report(msgspec.structs.replace(error.report, where={"stage": "plan", **places}))
 
 
 def bring_up(

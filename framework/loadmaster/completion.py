@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from loadmaster.sampling import Defaults, Request, resolve
 from loadmaster_engine.run.messages import Prompts, Tokens, decode, encode
-from loadmaster_hookspecs.errors import UsageError
+from loadmaster_hookspecs.errors import UsageError, printable
 from loadmaster_hookspecs.models import ModelOutline, Tokenizer
 
 FinishReason = Literal["stop", "length"]
@@ -24,6 +25,25 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+
+
+def as_token_ids(prompt: Iterable[object]) -> list[int]:
+    """Return a prompt as plain integers; arrays and their elements count as such. Raises UsageError for anything else."""
+    try:
+        return [operator.index(token) for token in prompt]  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UsageError(
+            "LM-USAGE-PROMPT",
+            "a prompt is neither text nor a sequence of token ids",
+            why=str(error),
+            hints=["a batch is a list of prompts: wrap a single sequence of ids in a list"],
+        ) from None
+
+
+def check_text(prompt: str) -> None:
+    """Raise UsageError for a text with undecodable bytes, which Python reads as lone surrogates."""
+    if printable(prompt) != prompt:
+        raise UsageError("LM-USAGE-PROMPT", "a prompt is not valid text", hints=["give prompts in UTF-8"])
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], outline: ModelOutline) -> None:
@@ -49,8 +69,8 @@ def complete(
 ) -> list[tuple[tuple[int, ...], FinishReason]]:
     """Return tokens and finish reason for every prompt, run as one batch until the last one has ended."""
     rows = tuple(tuple(prompt) for prompt in prompts)
-    room = [_room(len(row), request, outline) for row in rows]
     sampling = tuple(resolve(request, defaults, number) for number in range(len(rows)))
+    room = [_room(len(row), request, outline) for row in rows]
     answers: list[list[int]] = [[] for _ in rows]
     reasons: list[FinishReason | None] = [None for _ in rows]
     drawn = decode(step("begin", encode(Prompts(rows=rows, sampling=sampling))), Tokens).ids

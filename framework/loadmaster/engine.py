@@ -14,7 +14,7 @@ import msgspec
 from loadmaster import memory
 from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
 from loadmaster.checkpoints import SmallFiles, open_index
-from loadmaster.completion import Completion, check_prompts, complete, to_completion
+from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
 from loadmaster.sampling import Request, read_defaults
@@ -99,20 +99,20 @@ class Engine:
         with self._timeline.stage("index"):
             self._index = open_index(self._host, path)
             preflight(self._host, self._index, settings)
+            self._defaults = read_defaults(self._index)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
         self._executor = factory.create(preload=self._preload(), on_event=self._observe)
         self._tokenizer: Tokenizer | None = None
         try:
             plan, ranks = self._load(settings)
+            for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
+                if line:
+                    self._observe(Notice(rank=HOST_RANK, text=line))
         except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
             self._executor.stop()
             raise
         self._plan = Plan(plan)
-        self._defaults = read_defaults(self._index)
-        for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
-            if line:
-                self._observe(Notice(rank=HOST_RANK, text=line))
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
         self._report = load_report(plan, ranks, seconds, self._memory.usable, tuple(self._notices))
 
@@ -179,13 +179,14 @@ class Engine:
         """Return the prefill logits of one sequence, float32 [tokens, vocabulary], for verification."""
         import numpy as np
 
-        check_prompts([token_ids], self._plan.data.outline)
+        ids = as_token_ids(token_ids)
+        check_prompts([ids], self._plan.data.outline)
         with self._turn():
-            results = self._executor.call("logits", encode(Tokens(ids=tuple(token_ids))), timeout=STEP_TIMEOUT)
+            results = self._executor.call("logits", encode(Tokens(ids=tuple(ids))), timeout=STEP_TIMEOUT)
         bulk = results[0].bulk
         if bulk is None:
             raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
-        return np.frombuffer(bulk, dtype=np.float32).reshape(len(token_ids), -1).copy()
+        return np.frombuffer(bulk, dtype=np.float32).reshape(len(ids), -1).copy()
 
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""
@@ -253,7 +254,8 @@ class Engine:
         if not isinstance(prompt, str):
             if chat:
                 raise UsageError("LM-USAGE-CHAT", "chat needs texts, not token ids")
-            return list(prompt)
+            return as_token_ids(prompt)
+        check_text(prompt)
         if chat:
             messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
             return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)

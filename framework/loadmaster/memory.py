@@ -28,8 +28,11 @@ class Available(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """A line for the user when free memory did not fall, as it does when only this load ran; empty otherwise."""
-        if self.after < self.before:
+        """A line for the user when free memory rose or stood still, as it does when others give memory back; empty otherwise.
+
+        A rise below a hundredth is noise: a small model takes less than processes around it give and take.
+        """
+        if self.after < self.before or self.before < self.after < 1.01 * self.before:
             return ""
         return (
             f"free memory went from {self.before / 1e9:.1f} GB to {self.after / 1e9:.1f} GB during the load, because another "

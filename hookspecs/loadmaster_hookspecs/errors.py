@@ -68,12 +68,12 @@ class LoadmasterError(Exception):
         super().__init__(summary)
         self.report = ErrorReport(
             code=code,
-            summary=summary,
-            where=dict(where or {}),
-            why=why,
-            hints=tuple(hints),
+            summary=printable(summary),
+            where={name: printable(value) if isinstance(value, str) else value for name, value in (where or {}).items()},
+            why=printable(why),
+            hints=tuple(map(printable, hints)),
             exit_code=int(self.exit_code),
-            traceback=traceback,
+            traceback=printable(traceback),
         )
 
     @property
@@ -137,6 +137,11 @@ class WorkerError(LoadmasterError):
 _BY_EXIT_CODE: dict[int, type[LoadmasterError]] = {
     int(cls.exit_code): cls for cls in (WorkerError, UsageError, PlanError, PluginError, IntegrityError, ResourceError)
 }
+
+
+def printable(text: str) -> str:
+    """Return `text` with lone surrogates escaped: they stand for undecodable bytes in names and cannot be sent or shown."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_report(report: ErrorReport) -> LoadmasterError:

@@ -215,3 +215,19 @@ def test_a_device_that_is_not_there_is_named_before_anything_is_reserved(
         lm.Engine(tmp_path, device="cuda")
     assert caught.value.code == "LM-USAGE-DEVICE"
     assert "sees 0 CUDA devices" in str(caught.value)
+
+
+def test_a_plan_that_needs_a_transform_nobody_provides_is_refused(tmp_path: Path) -> None:
+    save_model(make_model("llama"), tmp_path)
+    without = lm.PluginSelection(blocked=("transforms",))
+    assert lm.plan(tmp_path, selection=without).ranks
+    with pytest.raises(lm.PluginError, match="cast"):
+        lm.plan(tmp_path, dtype="bfloat16", selection=without)
+
+
+def test_an_error_while_planning_names_no_rank(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with pytest.raises(lm.IntegrityError) as caught:
+        lm.Engine(edit(tmp_path, num_hidden_layers=3))
+    assert caught.value.report.where["stage"] == "plan"
+    assert "rank" not in caught.value.report.where

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from loadmaster_engine.executors.last_seen import LastSeen
-from loadmaster_hookspecs.errors import ErrorReport, LoadmasterError, UsageError, WorkerError, from_report
+from loadmaster_hookspecs.errors import ErrorReport, LoadmasterError, UsageError, WorkerError, from_report, printable
 from loadmaster_hookspecs.events import HOST_RANK, Failed, Stage
 
 
@@ -18,11 +18,11 @@ def report_of(error: BaseException) -> ErrorReport:
     if isinstance(error, LoadmasterError):
         return error.report
     kind = type(error).__name__
-    message = _printable(str(error)).strip().partition("\n")[0]
+    message = printable(str(error)).strip().partition("\n")[0]
     return WorkerError(
         "LM-WORKER-FAILED",
         f"a rank failed with {kind}: {message}" if message else f"a rank failed with {kind}",
-        traceback=_printable("".join(traceback.format_exception(error))),
+        traceback=printable("".join(traceback.format_exception(error))),
     ).report
 
 
@@ -98,8 +98,3 @@ def one_each(bodies: bytes | Sequence[bytes], ranks: int) -> list[bytes]:
     if len(each) != ranks:
         raise UsageError("LM-CALL-BODIES", f"a call needs one body for all or one for each of {ranks} ranks, not {len(each)}")
     return each
-
-
-def _printable(text: str) -> str:
-    """Replace lone surrogates, which stand for undecodable bytes in file names and cannot be sent."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

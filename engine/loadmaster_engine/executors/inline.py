@@ -61,6 +61,7 @@ class OneRank:
         self._on_event = on_event
         self._seen = LastSeen()
         self._service: Service | None = None
+        self._sink_error: BaseException | None = None
 
     def start(self, deadline: Deadline) -> None:
         """Make the service."""
@@ -75,6 +76,8 @@ class OneRank:
         try:
             return [self._service.handle(op, bodies[0], self._emit)]
         except Exception as error:
+            if error is self._sink_error:
+                raise  # the caller's own, not the rank's
             raise self._failed(error) from error
 
     def stop(self) -> None:
@@ -89,7 +92,11 @@ class OneRank:
 
     def _emit(self, event: Event) -> None:
         self._seen = self._seen.after(event)
-        self._on_event(event)
+        try:
+            self._on_event(event)
+        except BaseException as error:
+            self._sink_error = error
+            raise
 
     def _failed(self, error: Exception) -> LoadmasterError:
         return error_of(report_of(error), self._spec.rank, self._seen)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from loadmaster_engine.load.pages import Prefault, anonymous
 from loadmaster_engine.load.regions import as_array
 from loadmaster_hookspecs.dtypes import TORCH_NAMES, itemsize
-from loadmaster_hookspecs.errors import ResourceError
+from loadmaster_hookspecs.errors import ResourceError, UsageError
 from loadmaster_hookspecs.plan import Binding, Region
 
 if TYPE_CHECKING:
@@ -55,6 +55,23 @@ def reserve(nbytes: int, device: str, rank: int) -> Arena:
             why=str(error),
             hints=["use more ranks (--tp), a narrower --dtype, or a machine with more memory"],
         ) from error
+
+
+def check_device(device: str, rank: int) -> None:
+    """Raise UsageError LM-USAGE-DEVICE when this machine has no such device, before anything else is asked of it."""
+    if device == "cpu":
+        return
+    import torch
+
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (torch.device(device).index or 0) >= present:
+        raise UsageError(
+            "LM-USAGE-DEVICE",
+            f"there is no device {device} here",
+            where={"rank": rank},
+            why=f"torch {torch.__version__} sees {present} CUDA devices",
+            hints=["use --device cpu", "fewer ranks need fewer devices: each rank takes one"],
+        )
 
 
 class HostArena:

@@ -64,6 +64,7 @@ def _compare(tensors: dict[str, torch.Tensor], bindings: Sequence[Binding]) -> N
         dtype = BY_TORCH_NAME[str(tensor.dtype).removeprefix("torch.")]
         if (tuple(tensor.shape), dtype) != (binding.shape, binding.dtype):
             problems.append(f"{name} is {dtype} {list(tensor.shape)}, the plan has {binding.dtype} {list(binding.shape)}")
+    problems += _sharing(tensors, bindings)
     if problems:
         raise IntegrityError(
             "LM-MODULE-MISMATCH",
@@ -71,6 +72,21 @@ def _compare(tensors: dict[str, torch.Tensor], bindings: Sequence[Binding]) -> N
             why="; ".join(problems[:5]),
             hints=["build the module from the checkpoint's own configuration"],
         )
+
+
+def _sharing(tensors: dict[str, torch.Tensor], bindings: Sequence[Binding]) -> list[str]:
+    """Return where module and plan differ about which tensors share storage: one of them would keep wrong values."""
+    problems = []
+    first: dict[int, str] = {}
+    for binding in sorted(bindings, key=lambda each: bool(each.alias_of)):
+        tensor = tensors.get(binding.parameter)
+        if tensor is None or tensor.is_meta or not tensor.numel():
+            continue
+        holder = first.setdefault(tensor.data_ptr(), binding.parameter)
+        if holder != (binding.alias_of or binding.parameter):
+            wanted = f"shares {binding.alias_of}" if binding.alias_of else "has values of its own"
+            problems.append(f"{binding.parameter} {wanted} in the checkpoint's model and not in the module")
+    return problems
 
 
 def _host_bytes(name: str, tensor: torch.Tensor) -> memoryview:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from loadmaster_engine.load.regions import Bytes, as_array, clusters
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
 from loadmaster_hookspecs.plan import LoadPlan, Region
 from loadmaster_hookspecs.sources import RangeReader, Source
+
+if TYPE_CHECKING:
+    from loadmaster_engine.load.regions import Bytes
 
 OPEN_FILES = 32
 """Files of one set that are open at a time, at most: a format may have a file per tensor, a process a limit of 1024, and a
@@ -79,6 +80,10 @@ class FileSet:
 
         Runs that lie at most `OVERREAD_GAP` bytes apart are read together. A file that has no mapping is always read.
         """
+        import numpy as np  # here, because formats are read through this module without it
+
+        from loadmaster_engine.load.regions import as_array, clusters
+
         if mapped and self.mapping(file) is not None:
             np.copyto(as_array(memory, dest), self.part(file, source))
             self.mapped += source.nbytes
@@ -97,6 +102,8 @@ class FileSet:
 
         Raises IntegrityError LM-FILE-TRUNCATED when the file is shorter, and LM-FILE-UNMAPPED when it cannot be mapped.
         """
+        from loadmaster_engine.load.regions import as_array
+
         mapping = self.mapping(file)
         if mapping is None:
             raise IntegrityError(

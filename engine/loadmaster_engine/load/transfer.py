@@ -90,7 +90,8 @@ class Transfer:
         granule = (1, 1)
         if op.transform:
             limit = TRANSFORM_BYTES
-            granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
+            with self._explained(op):
+                granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
         if op.via == "overread":
             limit = max(1, min(limit, OVERREAD_BYTES * op.source.nbytes // (op.source.end - op.source.offset)))
         return chunks(op.source, op.dest, limit, granule)

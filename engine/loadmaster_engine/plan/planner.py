@@ -76,6 +76,7 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     strategy = AttributedStrategy(host, host.strategy(STRATEGY))
     placements = place_modules(spec.modules, strategy, topology_of(settings))
     ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, mappable(host, index, source)))
+    _check_transforms(host, ranks)
     return sealed(
         LoadPlan(
             source=index.source,
@@ -94,6 +95,12 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
             bytes_read_to_plan=index.bytes_read + source.bytes_read,
         )
     )
+
+
+def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
+    """Raise PluginError now, and not in the middle of a load, when no active plugin provides a transform of the plan."""
+    for name, version in {(op.transform.name, op.transform.version) for rank in ranks for op in rank.reads if op.transform}:
+        host.transform(name, version)
 
 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:

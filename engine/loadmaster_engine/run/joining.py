@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from loadmaster_engine.run.groups import Distributed, Group, Meeting, Solo, Threads
-from loadmaster_engine.run.rendezvous import LOOPBACK, open_store
+from loadmaster_engine.run.rendezvous import IN_MEMORY, LOOPBACK, memory_address, open_store
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import FileStore, TCPStore
@@ -38,8 +38,10 @@ class MeetingPoint:
             name = f"{THREADS}:{uuid.uuid4()}"
             self._meeting = _meetings[name] = Meeting(self._world_size)
             return name
+        if method == "auto":
+            return memory_address()
         self._store = open_store(method, environ, self._rank, self._world_size)
-        return f"tcp://{LOOPBACK}:{self._store.port}" if method == "auto" else method  # type: ignore[union-attr]
+        return method
 
     def join(self, method: str, environ: Mapping[str, str]) -> Group:
         """Join and return the group. Waits for the other ranks, within the rendezvous limit."""
@@ -47,7 +49,7 @@ class MeetingPoint:
             return Solo()
         if method.startswith(THREADS):
             return Threads(self._rank, _meetings[method])
-        if method.startswith(f"tcp://{LOOPBACK}:"):
+        if method.startswith((IN_MEMORY, f"tcp://{LOOPBACK}:")):
             _stay_on_loopback()
         store = self._store or open_store(method, environ, self._rank, self._world_size)
         return Distributed(store, self._rank, self._world_size, self._device)

@@ -19,6 +19,9 @@ RENDEZVOUS_TIMEOUT = 60.0
 
 LOOPBACK = "127.0.0.1"
 
+IN_MEMORY = "file:///proc/"
+"""How the address of a store in a process's memory begins."""
+
 
 def check_init_method(method: str, environ: Mapping[str, str], world_size: int) -> None:
     """Raise one UsageError LM-USAGE-RENDEZVOUS that lists everything that is wrong with an init method."""
@@ -44,11 +47,16 @@ def _problems(method: str, environ: Mapping[str, str], world_size: int) -> list[
             *_port_problems("the port", parts.netloc.rpartition(":")[2]),
         ]
     if parts.scheme == "file":
-        folder = Path(parts.path).parent
-        return (
-            [] if folder.is_dir() and os.access(folder, os.W_OK) else [f"folder {folder} does not exist or cannot be written"]
-        )
+        return _file_problems(Path(parts.path))
     return ["the form is not known"]
+
+
+def _file_problems(path: Path) -> list[str]:
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        return [f"folder {path.parent} does not exist or cannot be written"]
+    if path.exists() and (not path.is_file() or path.stat().st_size):
+        return [f"{path} exists already: ranks would take what an earlier meeting left in it for their own"]
+    return []
 
 
 def _environment_problems(environ: Mapping[str, str], world_size: int) -> list[str]:
@@ -67,11 +75,17 @@ def _port_problems(name: str, value: str) -> list[str]:
     return [] if valid else [f"{name} is {value!r}, not a port number from 1 to 65535"]
 
 
-def open_store(method: str, environ: Mapping[str, str], rank: int, world_size: int) -> TCPStore | FileStore:
-    """Return the key-value store through which ranks meet. With `auto` rank 0 opens it on a free loopback port.
+def memory_address() -> str:
+    """Return the `file://` address of a store in this process's memory, for processes of the same user on this machine.
 
-    The port is then known as `store.port`, and the other ranks are given `tcp://127.0.0.1:PORT`.
+    No socket: torch's own store would listen on every interface and ask the name service about each peer. The memory goes
+    when this process ends.
     """
+    return f"{IN_MEMORY}{os.getpid()}/fd/{os.memfd_create('loadmaster-meeting', os.MFD_CLOEXEC)}"
+
+
+def open_store(method: str, environ: Mapping[str, str], rank: int, world_size: int) -> TCPStore | FileStore:
+    """Return the key-value store through which ranks meet. `auto` becomes an address of its own first: `memory_address`."""
     from torch._C._distributed_c10d import FileStore, TCPStore
 
     timeout = timedelta(seconds=RENDEZVOUS_TIMEOUT)
@@ -79,8 +93,6 @@ def open_store(method: str, environ: Mapping[str, str], rank: int, world_size: i
         return FileStore(urlsplit(method).path, world_size)
     if method == "env://":
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    elif method == "auto":
-        host, port = LOOPBACK, 0
     else:
         parts = urlsplit(method)
         host, port = parts.hostname or LOOPBACK, parts.port or 0

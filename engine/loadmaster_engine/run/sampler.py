@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import torch
 
 
+COLDEST = 1e-6
+"""Temperatures below this count as this: they are greedy all the same."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How one request samples. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 leave all tokens in.
 
@@ -54,7 +58,8 @@ def nucleus(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """
     import torch
 
-    logits = logits / sampling.temperature
+    # The largest becomes 0 first, so that no temperature makes it infinite.
+    logits = (logits - logits.max()) / max(sampling.temperature, COLDEST)
     if 0 < sampling.top_k < logits.shape[-1]:
         threshold = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < threshold, float("-inf"))

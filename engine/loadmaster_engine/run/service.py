@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
 from loadmaster_engine.run.batch import Batch, prefill_logits
@@ -16,6 +17,7 @@ from loadmaster_engine.run.joining import MeetingPoint
 from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
 from loadmaster_engine.run.sampler import Sampler
 from loadmaster_hookspecs.errors import UsageError, WorkerError
+from loadmaster_hookspecs.events import StageStarted
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
 from loadmaster_hookspecs.models import CausalModel
 
@@ -73,6 +75,7 @@ class WorkerService:
 
     def _assign(self, body: bytes, emit: EventSink) -> Result:
         self._assignment = decode(body, Assignment)
+        check_device(self._assignment.device, self._assignment.rank)
         self._load = RankLoad(self._host, self._assignment.plan, 0, self._assignment.device, emit)
         self._building = begin_build(self._host, self._assignment.plan)
         return Result()
@@ -111,7 +114,9 @@ class WorkerService:
         return Result()
 
     def _verify(self, body: bytes, emit: EventSink) -> Result:
-        return Result(body=encode(self._loading.verify(self._running)))
+        report = self._loading.verify(self._running)
+        emit(StageStarted(rank=self._rank, stage="serve"))
+        return Result(body=encode(report))
 
     def _begin(self, body: bytes, emit: EventSink) -> Result:
         prompts = decode(body, Prompts)

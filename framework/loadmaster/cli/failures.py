@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 
 import click
@@ -9,7 +10,7 @@ import msgspec
 
 from loadmaster.cli.session import Session
 from loadmaster.cli.third_party import third_party_distributions
-from loadmaster_hookspecs.errors import ErrorReport, ExitCode, LoadmasterError, render
+from loadmaster_hookspecs.errors import ErrorReport, ExitCode, LoadmasterError, printable, render
 
 
 def report_failure(error: BaseException, session: Session) -> int:
@@ -22,7 +23,8 @@ def report_failure(error: BaseException, session: Session) -> int:
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     click.echo(f"error: {render(_for_terminal(report, session))}", err=True)
     if session.json:
-        click.echo(msgspec.json.encode({"ok": False, "error": report}).decode())
+        with contextlib.suppress(OSError):  # standard output may be what failed
+            click.echo(msgspec.json.encode({"ok": False, "error": report}).decode())
     return report.exit_code
 
 
@@ -37,19 +39,19 @@ def as_report(error: BaseException, session: Session) -> ErrorReport:
     if isinstance(error, MemoryError):
         hints = ("split the model over more ranks", "see the sizes before loading: loadmaster plan MODEL")
         return _own(error, "LM-MEMORY", "out of memory", hints, ExitCode.RESOURCE_EXHAUSTED)
-    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    summary = printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     return _own(error, "LM-UNEXPECTED", " ".join(summary.split()), _advice(session), ExitCode.LOAD_FAILED)
 
 
 def _own(error: BaseException, code: str, summary: str, hints: tuple[str, ...], exit_code: ExitCode) -> ErrorReport:
-    trace = "".join(traceback.format_exception(error))
+    trace = printable("".join(traceback.format_exception(error)))
     return ErrorReport(code=code, summary=summary, hints=hints, exit_code=exit_code, traceback=trace)
 
 
 def _usage(error: click.ClickException) -> ErrorReport:
     context = error.ctx if isinstance(error, click.UsageError) else None
     hints = (f"{context.command_path} --help",) if context else ()
-    summary = " ".join(error.format_message().split()).rstrip(".")
+    summary = printable(" ".join(error.format_message().split()).rstrip("."))
     return ErrorReport(code="LM-USAGE", summary=summary, hints=hints, exit_code=ExitCode.USAGE)
 
 

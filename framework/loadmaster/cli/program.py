@@ -42,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     session = Session(json=wants_json(arguments))
     try:
         code = _invoke(arguments, session)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None when the caller closed it
+            sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes once more when it ends, and must not fail there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loadmaster.cli.options import json_option, model_argument, plan_options
-from loadmaster.cli.output import print_document, write_file
+from loadmaster.cli.output import check_writable, print_document, write_file
 from loadmaster.cli.session import Session
 from loadmaster.cli.session_options import session_options
 
@@ -59,6 +59,8 @@ def run(
     import loadmaster
     from loadmaster.display.progress import open_display
 
+    if report is not None:
+        check_writable(report)
     prompts = prompts or _prompt_from_stdin()
     with (
         open_display(sys.stderr, quiet=session.quiet) as display,

@@ -39,6 +39,13 @@ class LocalProvider:
         IntegrityError when the file is read, as for links inside a folder.
         """
         path = _absolute(uri)
+        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise UsageError(
+                "LM-SOURCE-NAME",
+                "the path is not UTF-8 and cannot be passed on to other processes",
+                where={"path": str(path)},
+                hints=("rename the folder, or reach it through a link with another name",),
+            )
         if path.is_dir():
             return LocalSource(path)
         if not os.path.lexists(path):

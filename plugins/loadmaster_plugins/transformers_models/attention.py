@@ -80,6 +80,8 @@ def _capped(
     new, total = scores.shape[-2:]
     if mask is None:
         mask = torch.ones(new, total, dtype=torch.bool, device=scores.device).tril(total - new)
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # Not -inf: rows of padding mask everything, and their not-a-number would reach real rows through the values.
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return weights @ value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from loadmaster_hookspecs.errors import PlanError
+from loadmaster_hookspecs.errors import IntegrityError, PlanError
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.models import ModelSpec
+from loadmaster_hookspecs.models import ModelOutline, ModelSpec
 from loadmaster_plugins.transformers_models.modules import float_buffers, module_specs
 from loadmaster_plugins.transformers_models.outline import outline_of, text_config
 from loadmaster_plugins.transformers_models.skeleton import build_skeleton
@@ -21,6 +21,7 @@ def describe_model(index: CheckpointIndex, family: str) -> ModelSpec:
     """Return modules, ties and the name map. Raises PlanError for models that this family cannot describe."""
     refuse_quantised(index)
     outline = outline_of(index.config)
+    _refuse_hollow(outline, index)
     model = build_skeleton(index.config, "F32")
     names = map_names(model, index.tensors)
     modules = tuple(module_specs(model, model.tp_plan or {}, outline, float_buffers(model)))
@@ -34,6 +35,18 @@ def describe_model(index: CheckpointIndex, family: str) -> ModelSpec:
         unexpected=names.unexpected,
         keep_float32=_kept_in_float32(model),
     )
+
+
+def _refuse_hollow(outline: ModelOutline, index: CheckpointIndex) -> None:
+    """Raise IntegrityError when there is not even one tensor per layer, before a module is made for each of them."""
+    if outline.num_layers > len(index.tensors):
+        raise IntegrityError(
+            "LM-LEDGER-MISSING",
+            "the files hold fewer tensors than the model has layers",
+            where={"file": "config.json", "key": "num_hidden_layers"},
+            why=f"config says {outline.num_layers} layers, the files have {len(index.tensors)} tensors",
+            hints=["the configuration and the weights are of different models: compare their versions"],
+        )
 
 
 def refuse_quantised(index: CheckpointIndex) -> None:

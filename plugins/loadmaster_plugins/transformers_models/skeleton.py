@@ -23,16 +23,19 @@ def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     plain = copy.deepcopy({key: value for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")})
     model_type = plain.get("model_type", "")
     try:
-        made: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(plain)
-        return made
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        kind = CONFIG_MAPPING[model_type]
+    except KeyError as error:
         raise PlanError(
             "LM-MODEL-UNKNOWN",
-            f"transformers cannot make a configuration of model type {model_type!r}",
-            where={"file": "config.json"},
-            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            f"the installed transformers has no model type {model_type!r}",
+            where={"file": "config.json", "key": "model_type"},
             hints=["install a transformers version that knows this model", "code from the checkpoint itself is never run"],
         ) from error
+    try:
+        made: PreTrainedConfig = kind.from_dict(plain)
+    except Exception as error:  # boundary: every library version rejects values with errors of its own
+        raise _rejected(model_type, error) from error
+    return made
 
 
 def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
@@ -56,5 +59,18 @@ def build_skeleton(config: Mapping[str, Any], dtype: str) -> PreTrainedModel:
             where={"file": "config.json"},
             why=str(error).splitlines()[0],
         ) from error
+    except Exception as error:  # boundary: modelling code fails in its own ways on values it does not expect
+        raise _rejected(made.model_type, error) from error
     model.train(False)
     return model
+
+
+def _rejected(model_type: str, error: Exception) -> PlanError:
+    """Return the error for a configuration with values that the library does not accept."""
+    return PlanError(
+        "LM-CONFIG-REJECTED",
+        f"transformers rejects the configuration of this {model_type} model",
+        where={"file": "config.json"},
+        why=f"{type(error).__name__}: {' '.join(str(error).split())}"[:500],
+        hints=["check config.json against the model's repository", "it may need another transformers version"],
+    )

@@ -167,8 +167,9 @@ def test_a_load_that_fails_leaves_no_file_open(folder: Path, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise OSError("disk")
 
+    module = make_model("qwen2", num_key_value_heads=4).half()
     monkeypatch.setattr(Transfer, "_dense", fail)
-    for load in (lambda: lm.load_model(folder, dtype="float16"), lambda: lm.load_into(make_model("llama").half(), folder)):
+    for load in (lambda: lm.load_model(folder, dtype="float16"), lambda: lm.load_into(module, folder)):
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(lm.ResourceError, match="LM-STORAGE-READ"):
             load()

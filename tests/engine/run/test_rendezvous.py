@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from loadmaster_engine.run.rendezvous import check_init_method, open_store
+from engine.executors.process_watch import open_files
+from loadmaster_engine.run.rendezvous import check_init_method, memory_address, open_store
 from loadmaster_hookspecs import UsageError
 
 
@@ -40,6 +42,24 @@ def test_sound_methods_pass(tmp_path: Path) -> None:
         check_init_method(method, environ, 2)
 
 
-def test_two_stores_at_once_get_ports_of_their_own() -> None:
-    first, second = (open_store("auto", {}, 0, 1) for _ in range(2))
-    assert first.port != second.port  # type: ignore[union-attr]
+def test_two_meetings_at_once_do_not_mix_and_open_no_socket() -> None:
+    before = open_sockets()
+    first, second = memory_address(), memory_address()
+    for address, value in ((first, "one"), (second, "two")):
+        open_store(address, {}, 0, 2).set("who", value)
+    assert [open_store(address, {}, 1, 2).get("who") for address in (first, second)] == [b"one", b"two"]
+    assert open_sockets() == before
+
+
+def open_sockets() -> set[str]:
+    return {target for target in open_files(os.getpid()).values() if target.startswith("socket:")}
+
+
+def test_a_file_of_an_earlier_meeting_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.touch()
+    check_init_method(f"file://{store}", {}, 2)
+    store.write_bytes(b"old")
+    for address in (store, tmp_path):
+        with pytest.raises(UsageError, match="exists already"):
+            check_init_method(f"file://{address}", {}, 2)

@@ -76,6 +76,15 @@ def test_without_a_prompt_the_model_is_loaded_and_reported(invoke: Invoke, fake_
         assert fake_api[-1].asked == {}
 
 
+def test_a_report_that_could_not_be_written_is_refused_before_the_load(
+    invoke: Invoke, fake_api: list[FakeEngine], tmp_path: Path
+) -> None:
+    outcome = invoke("run", "/models/small", "--report", str(tmp_path / "nowhere" / "report.json"))
+    assert outcome.code == 2
+    assert "the folder does not exist" in outcome.err
+    assert fake_api == []
+
+
 def test_the_report_is_written_as_json(invoke: Invoke, fake_api: list[FakeEngine], tmp_path: Path) -> None:
     invoke("run", "/models/small", "--report", str(tmp_path / "report.json"))
     report = json.loads((tmp_path / "report.json").read_text())
