@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,9 +26,14 @@ format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# ROUNDS=5, SIZE=tiny|3g|7b, PEERS="transformers vllm", CACHE="hot cold", BALLAST=load|start|off, ONLY="floor loadmaster-tp2-auto"
+bench: $(READY)  ## measure loading beside other libraries; options are variables, see docs/benchmark.md
+	$(BIN)/python -m bench $(if $(SIZE),--size $(SIZE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(filter undefined,$(origin PEERS)),,--peers $(PEERS)) \
+		$(if $(CACHE),--cache $(CACHE)) $(if $(BALLAST),--ballast $(BALLAST)) $(if $(ONLY),--only $(ONLY)) $(BENCH)
+
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find framework hookspecs engine plugins tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find framework hookspecs engine plugins tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so a broken installation is repeated, and a finished one is reused.
 $(READY): pyproject.toml constraints.txt

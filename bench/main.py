@@ -1,0 +1,156 @@
+"""The command: makes what is missing, runs the rounds, keeps the result as JSON, and writes the page."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+import msgspec
+
+from bench.checkpoint import SIZES, checkpoint
+from bench.contestants import DEFAULT_PEERS, Contestant, contestants
+from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, python_of
+from bench.expected import expected_sums
+from bench.floor_plan import write_ranges
+from bench.goals import Judge
+from bench.import_times import worker_imports
+from bench.machine_facts import machine_facts
+from bench.page import write_page
+from bench.records import Measurement, Release, Report, Settings
+from bench.runner import Model, Runner
+from bench.runs.stopwatch import model_files
+from bench.series import run_series, schedule
+from loadmaster_engine.plan.preflight import READ_MODES
+
+CONVERT_TIMEOUT_S: Final = 900.0
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Run the benchmark as the command line asks and return the path of the JSON."""
+    options = _options(arguments)
+    settings = Settings(
+        size=options.size,
+        rounds=options.rounds,
+        peers=tuple(options.peers),
+        conditions=tuple(options.cache),
+        ballast=options.ballast,
+    )
+    cache = _cache()
+    pythons, unavailable = _environments(settings.peers, cache, here=options.here)
+    model = _model(cache, settings.size)
+    if "tensorizer" in pythons:
+        unavailable |= _convert(pythons["tensorizer"], model)
+    everyone = contestants(settings.peers, READ_MODES, four_ranks=settings.size == "7b")
+    if options.only:
+        everyone = [one for one in everyone if one.name in options.only]
+    machine = machine_facts(cache)
+    plan = list(schedule(everyone, settings.conditions, settings.rounds))
+    done = run_series(plan, Runner(model, pythons, settings.ballast).run, unavailable, _say)
+    report = _report(settings, machine, model, everyone, done)
+    return _keep(report, options.out, options.page)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="3g", help="the model [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after a check round [%(default)s]")
+    parser.add_argument("--peers", nargs="*", choices=DEFAULT_PEERS, default=DEFAULT_PEERS, help="who runs beside loadmaster")
+    parser.add_argument("--cache", nargs="+", choices=("hot", "cold"), default=("hot", "cold"), help="states of the page cache")
+    parser.add_argument("--ballast", choices=get_args(Release), default="load", help="when the ballast is freed [%(default)s]")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run these contestants only")
+    parser.add_argument("--here", action="store_true", help="run peers with this interpreter instead of their own environments")
+    parser.add_argument("--out", type=Path, help="where the JSON goes [bench/results/DATE-SIZE.json]")
+    parser.add_argument(
+        "--page", type=Path, help="page to put the tables into [docs/benchmark.md for 3g, else beside the JSON]"
+    )
+    return parser.parse_args(arguments)
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "loadmaster" / "bench"
+
+
+def _environments(peers: Sequence[str], cache: Path, *, here: bool) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the interpreter of every peer, and the error text of those that have none."""
+    pythons: dict[str, Path] = {}
+    unavailable: dict[str, str] = {}
+    for peer in peers:
+        if here:
+            pythons[peer] = Path(sys.executable)
+            continue
+        _say(f"environment of {peer}")
+        try:
+            pythons[peer] = python_of(ENVIRONMENTS[peer], cache / "environments")
+        except EnvironmentFailed as error:
+            _say(f"failed: {error}")
+            unavailable[peer] = str(error)
+    return pythons, unavailable
+
+
+def _model(cache: Path, size: str) -> Model:
+    _say(f"model {size}")
+    folder = checkpoint(cache / "models", size)
+    ranges = cache / "models" / f"ranges-{size}.json"
+    write_ranges(folder, ranges)
+    nbytes = sum(file.stat().st_size for file in model_files(folder))
+    return Model(folder=folder, ranges=ranges, tensors=cache / "models" / f"llama-{size}.tensors", nbytes=nbytes)
+
+
+def _convert(python: Path, model: Model) -> dict[str, str]:
+    """Make the file that tensorizer reads. Return the error text by peer when that fails."""
+    if model.tensors.exists():
+        return {}
+    _say("converting for tensorizer")
+    command = [str(python), "-m", "bench.runs.tensorizer_run", str(model.folder), "--file", str(model.tensors), "--convert"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S)
+    return {"tensorizer": done.stderr[-2000:]} if done.returncode else {}
+
+
+def _report(
+    settings: Settings, machine: dict[str, str], model: Model, everyone: Sequence[Contestant], done: Sequence[Measurement]
+) -> Report:
+    _say("imports and sums")
+    total, imports = worker_imports(model.folder)
+    return Report(
+        date=datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        settings=settings,
+        machine=machine,
+        model_bytes=model.nbytes,
+        expected_sums=expected_sums(model.folder),
+        measurements=tuple(done),
+        goals=Judge(done, READ_MODES, model.nbytes).goals(),
+        imports=imports,
+        imports_total=total,
+        about={one.name: one.about for one in everyone},
+    )
+
+
+def _keep(report: Report, out: Path | None, page: Path | None) -> Path:
+    """Write JSON and page and say which goals are met."""
+    size = report.settings.size
+    out = out or ROOT / "bench" / "results" / f"{report.date[:10]}-{size}.json"
+    page = page or (ROOT / "docs" / "benchmark.md" if size == "3g" else out.with_suffix(".md"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    write_page(report, page)
+    for goal in report.goals:
+        state = {True: "met", False: "MISSED", None: "not measured"}[goal.met]
+        measured = "" if goal.measured is None else f"{goal.measured:.3f}"
+        _say(f"{state:13}{measured:>8} {'>=' if goal.at_least else '<='} {goal.limit:<6g} {goal.text}")
+    differing = [one.contestant for one in report.measurements if one.sums and one.sums != report.expected_sums]
+    if differing:
+        _say(f"LOADED SOMETHING ELSE: {', '.join(differing)}")
+    _say(f"{out}\n{page}")
+    return out
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
