@@ -11,8 +11,9 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank did.
 
     `bytes_planned` and `bytes_read` count every byte taken out of files, `bytes_repeated` those of them that another rank
-    of the node takes as well (served by the page cache); `bytes_by_call` went through read calls and `bytes_mapped` were copied
-    out of the shared mapping. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
+    of the node takes as well (served by the page cache). Of `bytes_read`, `bytes_by_call` went through read calls,
+    `bytes_mapped` were copied out of the shared mapping, and `bytes_viewed` were not copied at all: parameters are views of
+    them in the mapping. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
     bytes, shared file pages included. `counters` holds what transforms counted, for example `overflow`.
     """
 
@@ -23,6 +24,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_repeated: int
     bytes_by_call: int
     bytes_mapped: int
+    bytes_viewed: int = 0
     bytes_arena: int
     peak_rss: int
     counters: dict[str, int] = {}

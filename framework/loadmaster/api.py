@@ -14,6 +14,7 @@ from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plan import make_plan
+from loadmaster_engine.plan.shares import shares
 from loadmaster_engine.report import LoadReport
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import IntegrityError, UsageError
@@ -50,7 +51,7 @@ def plan(
         tensor_parallel: number of ranks to split the model over.
         dtype: `auto` (what the tensors say), `float32`, `bfloat16` or `float16`.
         device: `cpu` or `cuda`.
-        read_mode: `auto`, or force `direct` or `gathered` reads.
+        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered` or `overread`.
         equal_ranks: refuse splits that leave ranks with different numbers of heads; other sizes are padded.
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.
@@ -72,16 +73,19 @@ def plan(
     return Plan(make_plan(host, open_index(host, path), settings))
 
 
-def load_model(path: Path, *, dtype: str = "auto", selection: PluginSelection | None = None) -> torch.nn.Module:
+def load_model(
+    path: Path, *, dtype: str = "auto", read_mode: ReadMode = "auto", selection: PluginSelection | None = None
+) -> torch.nn.Module:
     """Return the whole model as a plain transformers module on the CPU, loaded in this process.
 
-    Its parameters are views of one arena that lives as long as they do. Raises as `plan` does.
+    Parameters that lie in the file as they are needed are views of it: writing to them changes this process's memory alone,
+    but a file that is overwritten in place changes under them, so use `read_mode="direct"` before saving to the same folder.
+    The others are views of one arena. Mapping and arena live as long as the parameters. Raises as `plan` does.
     """
     host = PluginHost(selection)
     index = open_index(host, path)
-    settings = PlanSettings(dtype=dtype)
     for untie in (False, True):
-        made = make_plan(host, index, PlanSettings(dtype=settings.dtype, untie=untie))
+        made = make_plan(host, index, PlanSettings(dtype=dtype, read_mode=read_mode, untie=untie))
         try:
             return _load_whole(host, made, index)
         except IntegrityError as error:
@@ -101,7 +105,7 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
 
     start = time.perf_counter()
     host = PluginHost(selection)
-    settings = PlanSettings(dtype=_dtype_of(module), strict=True)
+    settings = PlanSettings(dtype=_dtype_of(module), read_mode="direct", strict=True)
     made = make_plan(host, open_index(host, path), settings)
     with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
         load.reserve(ModuleArena(module, made.ranks[0].bindings))
@@ -112,6 +116,7 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
 def _load_whole(host: PluginHost, made: LoadPlan, index: CheckpointIndex) -> torch.nn.Module:
     with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
         load.reserve()
+        load.warm(shares(made)[0])
         load.load()
     model = host.family(made.family).build(made.config, made.dtype, made.ranks[0].modules)
     load.bind(model)

@@ -81,13 +81,14 @@ def bring_up(
     with timeline.stage("spawn"):
         executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
         executor.call("assign", assign(plan), timeout=STAGE_TIMEOUT)
+    with timeline.stage("reserve"):  # first, because pages are made ready while ranks meet and cold files come in
+        executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("rendezvous"):
         opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
         executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
     total = sum(rank.bytes_planned for rank in plan.ranks)
-    with timeline.stage("reserve"):
-        executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("load", total):
+        executor.call("warm", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
         executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)

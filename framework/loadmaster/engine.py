@@ -205,6 +205,8 @@ class Engine:
         before = memory.available_memory()
         if settings.device == "cpu":
             memory.check_fit(plan, before)
+            if line := memory.paging_notice(plan, before):
+                self._observe(Notice(rank=HOST_RANK, text=line))
         try:
             ranks = bring_up(self._executor, self._record, plan, self._method, self._timeline)
             self._memory = memory.Available(before, memory.available_memory())

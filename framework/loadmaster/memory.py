@@ -47,6 +47,21 @@ def available_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) 
     return node if limit is None else max(0, min(node, limit - _used(cgroup)))
 
 
+def paging_notice(plan: LoadPlan, available: int) -> str:
+    """Return a line for the user when mapped weights will not stay in memory together; empty where they do.
+
+    Mapped pages are given up under pressure and come back from storage, so this is slow and not an error.
+    """
+    arena = sum(rank.bytes + rank.scratch for rank in plan.ranks)
+    mapped = sum(op.source.nbytes for rank in plan.ranks for op in rank.reads if op.via == "mapped" and not op.repeated)
+    if not mapped or arena + mapped <= available:
+        return ""
+    return (
+        f"{(arena + mapped) / 1e9:.2f} GB of weights do not stay in {available / 1e9:.2f} GB of memory together: parts of the "
+        "files will be read again in every step"
+    )
+
+
 def check_fit(plan: LoadPlan, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, with the sum and the remedy, when the ranks of one node need more than `available`."""
     weights = sum(rank.bytes for rank in plan.ranks)

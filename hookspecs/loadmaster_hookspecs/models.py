@@ -160,7 +160,8 @@ class ModelFamily(Protocol):
     def build(self, config: Mapping[str, Any], dtype: str, placements: Sequence[ModulePlacement]) -> CausalModel:
         """Build the module tree of one rank: parameters on the meta device, computed buffers filled in.
 
-        `placements` says which part of each split module this rank holds. Runs in the worker; the caller owns the result.
+        `placements` says which part of each split module this rank holds. Runs in the worker, on a thread of its own beside
+        the load and never twice at a time in one process; the caller owns the result.
         """
         ...
 

@@ -17,11 +17,14 @@ from loadmaster_hookspecs.sharding import ModulePlacement
 
 PLAN_VERSION = 1
 
-ReadVia = Literal["direct", "gathered"]
-"""How bytes travel: `direct` reads a contiguous range into the arena; `gathered` copies strided runs out of the shared file
-mapping, so that the page cache fetches each byte from storage once per node."""
+ReadVia = Literal["mapped", "direct", "gathered", "overread"]
+"""How bytes travel. `mapped`: not at all, the parameter is a view of the shared file mapping. `direct`: a contiguous range is
+read into the arena. `gathered`: strided runs are copied out of the shared file mapping, so that the page cache fetches each
+byte from storage once per node. `overread`: the range that covers the runs is read and the runs picked out of it."""
 
-ReadMode = Literal["auto", "direct", "gathered"]
+ReadMode = Literal["auto", "mapped", "direct", "gathered", "overread"]
+"""What the user asks for. `auto` maps parameters that are contiguous in the file, `mapped` also those that are strided; the
+others copy, and prefer the way that they are named after. Where a mode's own way is impossible, the next best is planned."""
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +75,8 @@ class ReadOp(msgspec.Struct, frozen=True, kw_only=True):
     """Move `source` of file `file` to `dest` of the rank's arena.
 
     Without a transform both regions have the same number of bytes and are walked in the same order. `repeated` marks bytes
-    that another rank of the node reads as well: they come out of the page cache and count once per node.
+    that another rank of the node reads as well: they come out of the page cache and count once per node. Where `via` is
+    `mapped` nothing moves, and `dest` counts from the parameter's own first byte as if it were dense.
     """
 
     tensor: str
@@ -104,10 +108,19 @@ class CompareOp(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[Region, Region]
 
 
+class FileView(msgspec.Struct, frozen=True, array_like=True):
+    """Elements as they lie in a file: the first one at byte `offset`, the next ones `strides` elements apart per dimension."""
+
+    file: int
+    offset: int
+    strides: tuple[int, ...]
+
+
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter of the rank's model as a view of its arena: `shape` elements of `dtype` from byte `offset` on.
 
-    `alias_of` names the parameter whose storage this one shares; such a binding costs no bytes.
+    With a `view` it is a view of a mapped file instead and takes no part of the arena. `alias_of` names the parameter whose
+    storage this one shares; such a binding costs no bytes.
     """
 
     parameter: str
@@ -117,12 +130,14 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     role: str
     alias_of: str = ""
+    view: FileView | None = None
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank does: reserve `bytes`, execute `reads` and `fills`, bind `bindings`, cut `modules`.
 
-    `bytes` is the exact size of the weight arena. `scratch` bounds the temporary memory of transforms.
+    `bytes` is the exact size of the weight arena; mapped parameters are not in it. `scratch` bounds the temporary memory of
+    transforms.
     """
 
     rank: int
@@ -140,6 +155,11 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(op.source.nbytes for op in self.reads)
 
     @property
+    def bytes_mapped(self) -> int:
+        """Bytes of parameters that are views of mapped files, shared ones counted once."""
+        return sum(binding.nbytes for binding in self.bindings if binding.view and not binding.alias_of)
+
+    @property
     def bytes_charged(self) -> int:
         """Bytes this rank brings into the node: `bytes_planned` without the repeated ones."""
         return sum(op.source.nbytes for op in self.reads if not op.repeated)
@@ -149,7 +169,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """The two-way account: where every parameter comes from, and what became of every stored tensor.
 
     `used` maps stored tensors to the bytes read of them at least once; `aliased` parameters to the one they share;
-    `ignored` lists tensors left out with the reason; `roles` the bytes per role and rank.
+    `ignored` lists tensors left out with the reason; `roles` the bytes per role and rank, mapped ones included.
     """
 
     parameters: int

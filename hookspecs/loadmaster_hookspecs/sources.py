@@ -19,7 +19,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 class RangeReader(Protocol):
     """Random access to one file, held by one process and one thread at a time.
 
-    The reader owns its descriptor and mapping until `close`; a view from `mapping` must not be used after that.
+    The reader owns its descriptor until `close`, and its mapping until nobody holds a part of it any more.
     """
 
     def read_into(self, offset: int, view: memoryview) -> int:
@@ -31,7 +31,11 @@ class RangeReader(Protocol):
         ...
 
     def mapping(self) -> memoryview | None:
-        """Return the whole file as a read-only view of the shared page cache, or None where files cannot be mapped."""
+        """Return the whole file as a view that shares the system's page cache, or None where files cannot be mapped.
+
+        Readers never write to it. A view that is writable must be copy-on-write: writing changes this process's memory and
+        never the file. Parameters can only be views of such a one, since tensors cannot be protected against writes.
+        """
         ...
 
     def close(self) -> None:
@@ -71,7 +75,7 @@ class Source(Protocol):
         ...
 
     def open(self, name: str) -> RangeReader:
-        """Open a file for reading tensor bytes. The caller closes the reader."""
+        """Open a file for reading tensor bytes. The caller closes the reader. Several threads may call this at once."""
         ...
 
 

@@ -196,7 +196,7 @@ CALLS = {
 @pytest.mark.parametrize("at", CALLS)
 def test_the_error_names_plugin_and_call(folder: Path, at: str) -> None:
     with pytest.raises(PluginError) as caught:
-        load(folder, Trap(at))
+        load(folder, Trap(at), read_mode="direct")
     report = caught.value.report
     assert (report.code, report.exit_code) == ("LM-PLUGIN-FAILED", 4)
     assert report.where["call"] == CALLS[at]
@@ -234,7 +234,7 @@ def test_errors_of_the_contract_pass_unchanged(folder: Path, at: str) -> None:
 
 def test_what_the_operating_system_reports_is_storage_and_no_fault_of_the_plugin(folder: Path) -> None:
     with pytest.raises(ResourceError, match="LM-STORAGE-READ") as caught:
-        load(folder, Trap("read_into", OSError(5, "Input/output error")))
+        load(folder, Trap("read_into", OSError(5, "Input/output error")), read_mode="direct")
     assert "Input/output error" in caught.value.report.why
 
 

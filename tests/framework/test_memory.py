@@ -40,12 +40,21 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_reserved(
     stages: list[str] = []
     monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
     with pytest.raises(lm.ResourceError) as caught:
-        lm.Engine(folder, on_event=lambda event: stages.append(getattr(event, "stage", "")))
+        lm.Engine(folder, read_mode="direct", on_event=lambda event: stages.append(getattr(event, "stage", "")))
     assert caught.value.code == "LM-MEMORY-FIT"
     assert "0.00 GB available" in str(caught.value)
     assert caught.value.hints[-1] == "use --dtype bfloat16"
     assert "reserve" not in stages
     assert "spawn" not in stages
+
+
+def test_mapped_weights_that_exceed_memory_load_with_a_notice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
+    with lm.Engine(folder, read_mode="mapped") as engine:
+        assert any("will be read again in every step" in notice for notice in engine.notices)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**10)
+    with lm.Engine(folder, read_mode="mapped") as engine:
+        assert not any("will be read again" in notice for notice in engine.notices)
 
 
 @pytest.mark.parametrize("after", [12e9, 10e9])

@@ -61,10 +61,26 @@ def test_a_plan_survives_json_and_an_altered_one_is_refused(folder: Path) -> Non
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_arenas_are_exactly_what_parameters_need(folder: Path, ranks: int) -> None:
-    plan = lm.plan(folder, tensor_parallel=ranks)
+    plan = lm.plan(folder, tensor_parallel=ranks, read_mode="direct")
     for rank, roles in zip(plan.ranks, plan.ledger.roles, strict=True):
         assert rank.bytes == sum(roles.values())
         assert rank.bytes == max(binding.offset + binding.nbytes for binding in rank.bindings)
+    assert sum(rank.bytes_charged for rank in plan.ranks) == plan.ledger.bytes_unique
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_mapped_parameters_take_no_part_of_the_arena(folder: Path, ranks: int) -> None:
+    copied = lm.plan(folder, tensor_parallel=ranks, read_mode="direct")
+    for mode in ("auto", "mapped"):
+        plan = lm.plan(folder, tensor_parallel=ranks, read_mode=mode)
+        for rank, whole, roles in zip(plan.ranks, copied.ranks, plan.ledger.roles, strict=True):
+            held = [binding for binding in rank.bindings if binding.view is None]
+            assert rank.bytes == max((binding.offset + binding.nbytes for binding in held), default=0)
+            assert rank.bytes_mapped == sum(binding.nbytes for binding in rank.bindings if binding.view)
+            assert rank.bytes + rank.bytes_mapped == sum(roles.values())
+            assert whole.bytes - 64 * len(rank.bindings) <= rank.bytes + rank.bytes_mapped <= whole.bytes
+            assert rank.bytes_planned == whole.bytes_planned
+            assert rank.bytes_charged == whole.bytes_charged
     assert sum(rank.bytes_charged for rank in plan.ranks) == plan.ledger.bytes_unique
 
 

@@ -239,12 +239,14 @@ class TestReading:
         source = LocalSource(folder)
         assert source.read("a.safetensors", 1, 50) == bytes(range(1, 51))
 
-    def test_the_mapping_is_read_only_and_shows_the_file(self, folder: Path) -> None:
+    def test_the_mapping_shows_the_file_and_writes_stay_in_this_process(self, folder: Path) -> None:
         reader = LocalSource(folder).open("a.safetensors")
         view = reader.mapping()
-        assert view.readonly
         assert bytes(view) == bytes(range(100))
         assert reader.mapping() is view
+        view[0] = 0xEE
+        assert bytes(view) == b"\xee" + bytes(range(1, 100))
+        assert (folder / "a.safetensors").read_bytes() == bytes(range(100))
         reader.close()
         reader.close()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from loadmaster_engine.load.pages import Prefault, anonymous
 from loadmaster_engine.load.regions import as_array
 from loadmaster_hookspecs.dtypes import TORCH_NAMES, itemsize
 from loadmaster_hookspecs.errors import ResourceError, UsageError
@@ -23,6 +23,8 @@ class Arena(Protocol):
     """Memory of one rank. Tensors from `view` keep it alive."""
 
     nbytes: int
+    concurrent: bool
+    """Whether several threads may fill different regions at the same time."""
 
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
         """Have `write` produce the bytes of `dest`: it is given host memory, and where `dest` lies in it."""
@@ -30,6 +32,10 @@ class Arena(Protocol):
 
     def zero(self, dest: Region) -> None:
         """Make the bytes of `dest` zero."""
+        ...
+
+    def settle(self) -> None:
+        """Take note that everything is filled."""
         ...
 
     def view(self, binding: Binding) -> torch.Tensor:
@@ -69,12 +75,19 @@ def check_device(device: str, rank: int) -> None:
 
 
 class HostArena:
-    """Anonymous memory of the process. The system hands out pages when they are first written."""
+    """Anonymous memory of the process. A thread makes its pages ready from the start on, unless it is small."""
+
+    concurrent = True
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._memory = mmap.mmap(-1, max(nbytes, 1))
+        self._memory = anonymous(nbytes)
         self._bytes = memoryview(self._memory)
+        self._prefault = Prefault(self._memory)
+
+    def settle(self) -> None:
+        """End the thread that makes pages ready: what it has not reached was written by then, or is never written."""
+        self._prefault.stop()
 
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
         """Let `write` put the bytes where they belong: nothing is staged."""
@@ -97,6 +110,8 @@ class HostArena:
 
 class DeviceArena:
     """Memory of a device, filled through a bounded buffer in host memory that is page-locked where the device allows it."""
+
+    concurrent = False
 
     def __init__(self, nbytes: int, device: str) -> None:
         import torch
@@ -121,6 +136,10 @@ class DeviceArena:
             staging[:span].copy_(target)
         write(staging.numpy().data, Region(0, dest.run, dest.steps))
         target.copy_(staging[:span])
+
+    def settle(self) -> None:
+        """Give the buffer in host memory back."""
+        self._staging = self._staging.new_empty(0)
 
     def zero(self, dest: Region) -> None:
         """Write zeros on the device."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from loadmaster_engine.load.arena import Arena
+from loadmaster_engine.load.mapped import tensor_view
+from loadmaster_engine.load.regions import Bytes
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.plan import Binding
 
@@ -13,14 +15,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def bind(module: torch.nn.Module, bindings: Sequence[Binding], arena: Arena) -> None:
-    """Replace every parameter and stored buffer of `module` by a view of the arena. Aliases share their target's tensor."""
+def bind(module: torch.nn.Module, bindings: Sequence[Binding], arena: Arena, files: Mapping[int, Bytes]) -> None:
+    """Replace every parameter and stored buffer of `module` by a view of the arena or of a mapped file of `files`.
+
+    Aliases share their target's tensor.
+    """
     import torch
 
     bound: dict[str, torch.Tensor] = {}
     for binding in bindings:
         owner, name = _owner(module, binding.parameter)
-        tensor = bound[binding.alias_of] if binding.alias_of else arena.view(binding)
+        if binding.alias_of:
+            tensor = bound[binding.alias_of]
+        elif binding.view is not None:
+            tensor = tensor_view(files, binding, binding.view)
+        else:
+            tensor = arena.view(binding)
         if name in owner._buffers:
             owner._buffers[name] = tensor
         else:

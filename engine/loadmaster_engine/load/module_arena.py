@@ -22,6 +22,8 @@ class ModuleArena:
     the bindings describe, and UsageError for tensors that cannot be written in place.
     """
 
+    concurrent = True
+
     def __init__(self, module: torch.nn.Module, bindings: Sequence[Binding]) -> None:
         tensors = dict(module.state_dict(keep_vars=True))
         _compare(tensors, bindings)
@@ -40,6 +42,9 @@ class ModuleArena:
         """Write zeros into the tensor that `dest` belongs to."""
         memory, local = self._locate(dest)
         as_array(memory, local).fill(0)
+
+    def settle(self) -> None:
+        """Do nothing: the module's memory was there before."""
 
     def view(self, binding: Binding) -> torch.Tensor:
         """Return the module's own tensor."""

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING
 
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
-from loadmaster_hookspecs.plan import LoadPlan
+from loadmaster_hookspecs.plan import LoadPlan, Region
 from loadmaster_hookspecs.sources import RangeReader, Source
 
-OPEN_FILES = 128
-"""Files of one rank that are open at a time, at most: a format may have a file per tensor, and a process a limit of 1024."""
+if TYPE_CHECKING:
+    from loadmaster_engine.load.regions import Bytes
+
+OPEN_FILES = 32
+"""Files of one set that are open at a time, at most: a format may have a file per tensor, a process a limit of 1024, and a
+rank a set per reading thread."""
+
+OVERREAD_GAP = 1 << 20
+"""Bytes between two runs that are read along, at most: a read call of a slow storage costs more than they do."""
 
 
 class FileSet:
-    """Readers of the files that a rank needs, opened on first use. Owns them until `close`, or until others are needed more.
+    """Readers of the files that one thread of a rank needs, opened on first use. Owns them until `close`, or until others are
+    needed more.
 
     `by_call` counts the bytes that came through read calls; `mapped` those copied out of the shared mapping.
     """
@@ -26,6 +36,18 @@ class FileSet:
         self._mappings: dict[int, memoryview] = {}
         self.by_call = 0
         self.mapped = 0
+
+    def sibling(self) -> FileSet:
+        """Return an empty set of the same files for another thread; its counts are added with `merge`."""
+        twin = copy(self)
+        twin._readers, twin._mappings, twin.by_call, twin.mapped = {}, {}, 0, 0
+        return twin
+
+    def merge(self, other: FileSet) -> None:
+        """Close a sibling and take over its counts."""
+        other.close()
+        self.by_call += other.by_call
+        self.mapped += other.mapped
 
     def name(self, file: int) -> str:
         """Return the name of a file of the plan."""
@@ -45,13 +67,60 @@ class FileSet:
             )
 
     def mapping(self, file: int) -> memoryview | None:
-        """Return a file's shared mapping, or None where its source has none. Good until the next call of this object."""
+        """Return a file's mapping, or None where its source cannot be mapped. Good until the next call of this object."""
         if file not in self._mappings:
             view = self._reader(file).mapping()
             if view is None:
                 return None
             self._mappings[file] = view
         return self._mappings[file]
+
+    def gather(self, file: int, source: Region, memory: memoryview, dest: Region, *, mapped: bool) -> None:
+        """Copy strided runs of a file to `dest` of `memory`: out of its mapping if `mapped`, or out of ranges that cover them.
+
+        Runs that lie at most `OVERREAD_GAP` bytes apart are read together. A file that has no mapping is always read.
+        """
+        import numpy as np  # here, because formats are read through this module without it
+
+        from loadmaster_engine.load.regions import as_array, clusters
+
+        if mapped and self.mapping(file) is not None:
+            np.copyto(as_array(memory, dest), self.part(file, source))
+            self.mapped += source.nbytes
+            return
+        for part, place in clusters(source, dest, OVERREAD_GAP):
+            covering = memoryview(bytearray(part.end - part.offset))
+            self.read_into(file, part.offset, covering)
+            np.copyto(as_array(memory, place), as_array(covering, Region(0, part.run, part.steps)))
+
+    def whole(self, file: int) -> Bytes:
+        """Return a file's whole mapping as an array that keeps it alive, also after `close`."""
+        return self.part(file, Region(0, self._files[file].size))
+
+    def part(self, file: int, region: Region) -> Bytes:
+        """Return `region` of a file's mapping as an array that keeps the mapping alive, also after `close`.
+
+        Raises IntegrityError LM-FILE-TRUNCATED when the file is shorter, and LM-FILE-UNMAPPED when it cannot be mapped.
+        """
+        from loadmaster_engine.load.regions import as_array
+
+        mapping = self.mapping(file)
+        if mapping is None:
+            raise IntegrityError(
+                "LM-FILE-UNMAPPED",
+                "a file cannot be mapped",
+                where={"file": self.name(file)},
+                why="the plan was made from a source that can map its files",
+                hints=["make the plan again from this source"],
+            )
+        if region.end > len(mapping):
+            raise IntegrityError(
+                "LM-FILE-TRUNCATED",
+                "a file is shorter than the plan says",
+                where={"file": self.name(file), "offset": region.offset},
+                why=f"planned up to byte {region.end}, the file has {len(mapping)}",
+            )
+        return as_array(mapping, region)
 
     def close(self) -> None:
         """Close every reader and release the mappings."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -59,3 +60,30 @@ def _cut_outer(source: Region, dest: Region, limit: int, granule: tuple[int, int
             yield from chunks(part, dest_part, limit, granule)
         else:
             yield part, dest_part
+
+
+def clusters(source: Region, dest: Region, gap: int) -> Iterator[tuple[Region, Region]]:
+    """Yield matching parts of two regions such that no two runs of a part lie more than `gap` bytes apart in the source."""
+    inner = source.run
+    for depth, (count, stride) in reversed(list(enumerate(source.steps))):
+        if stride - inner > gap:
+            for index in product(*(range(count) for count, _ in source.steps[: depth + 1])):
+                yield _at(source, index, depth + 1), _at(dest, index, depth + 1)
+            return
+        inner += (count - 1) * stride
+    yield source, dest
+
+
+def tight(region: Region) -> Region:
+    """Return the region of a dense buffer that the runs of `region` fill when they are written one after another."""
+    steps, stride = [], region.run
+    for count, _ in reversed(region.steps):
+        steps.append((count, stride))
+        stride *= count
+    return Region(0, region.run, tuple(reversed(steps)))
+
+
+def _at(region: Region, index: Sequence[int], depth: int) -> Region:
+    """Return one repetition of the `depth` outermost loops of a region."""
+    start = sum(number * stride for number, (_, stride) in zip(index, region.steps, strict=False))
+    return Region(region.offset + start, region.run, region.steps[depth:])

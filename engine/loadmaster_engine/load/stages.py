@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
@@ -12,6 +12,8 @@ from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.process_io import peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
+from loadmaster_engine.load.warming import warm
+from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
 from loadmaster_hookspecs.errors import IntegrityError, WorkerError
@@ -44,6 +46,14 @@ class RankLoad:
         with self.stage("reserve"):
             self._arena = arena or reserve(self._rank.bytes, self._device, self._rank.rank)
 
+    def warm(self, ranges: Sequence[FileRange]) -> None:
+        """Bring this rank's share of the node's mapped files into memory, where it is not there yet."""
+        start = time.perf_counter()
+        before = process_io()
+        self._counters["warmed"] = warm(self._files, ranges, self._throttled())
+        self._counters["proc_warmed"] = process_io().stored - before.stored
+        self._seconds["warm"] = time.perf_counter() - start
+
     def load(self) -> None:
         """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
         with self.stage("load", self._rank.bytes_planned):
@@ -51,9 +61,10 @@ class RankLoad:
             transfer = Transfer(self._rank, self._files, self.arena, self._transform)
             transfer.run(self._throttled())
             after = process_io()
+            self.arena.settle()
             self._files.close()
             self._transfer = transfer
-            self._counters = {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
+            self._counters |= {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(
                 "LM-VERIFY-BYTES",
@@ -65,7 +76,7 @@ class RankLoad:
     def bind(self, model: CausalModel) -> None:
         """Bind the model's parameters to the arena."""
         with self.stage("bind"):
-            bind(model.module, self._rank.bindings, self.arena)
+            bind(model.module, self._rank.bindings, self.arena, self._transfer.held if self._transfer else {})
             move_buffers(model.module, self._device)
 
     def verify(self, model: CausalModel) -> RankReport:
@@ -92,6 +103,7 @@ class RankLoad:
             bytes_repeated=self._rank.bytes_planned - self._rank.bytes_charged,
             bytes_by_call=self._files.by_call,
             bytes_mapped=self._files.mapped,
+            bytes_viewed=self._transfer.viewed if self._transfer else 0,
             bytes_arena=self._rank.bytes,
             peak_rss=peak_rss(),
             counters={**counters, **self._counters},

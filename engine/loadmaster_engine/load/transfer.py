@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
 
 import numpy as np
 
 from loadmaster_engine.load.arena import Arena
+from loadmaster_engine.load.lanes import LANES, in_lanes
 from loadmaster_engine.load.reading import FileSet
-from loadmaster_engine.load.regions import as_array, chunks
+from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
 from loadmaster_engine.plan.planner import SCRATCH
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
@@ -18,12 +21,22 @@ from loadmaster_hookspecs.transforms import Transform
 COPY_BYTES = 16 << 20
 """Bytes moved between two progress reports, at most."""
 
-TRANSFORM_BYTES = SCRATCH // 4
-"""Source bytes that a transform gets at a time, at most: with a result twice as wide it stays inside the plan's scratch."""
+TRANSFORM_BYTES = SCRATCH // (4 * LANES)
+"""Source bytes that a transform gets at a time, at most: with a result twice as wide all lanes stay inside the scratch."""
+
+OVERREAD_BYTES = SCRATCH // LANES
+"""Bytes of a range that is read to pick runs out of it, at most."""
+
+
+Work = tuple[ReadOp, Region, Region]
+"""A bounded part of an operation: the operation, the source bytes, and where they go."""
 
 
 class Transfer:
-    """Executes the operations of one rank's plan into its arena, and counts what it moves."""
+    """Executes the operations of one rank's plan into its arena, and counts what it moves.
+
+    `held` has, after `run`, the bytes of every mapped file that parameters are views of; they keep the mapping alive.
+    """
 
     def __init__(self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform]) -> None:
         self._plan = plan
@@ -31,83 +44,113 @@ class Transfer:
         self._arena = arena
         self._transform = transform
         self.moved = 0
+        self.viewed = 0
+        self.held: dict[int, Bytes] = {}
         self.counters: Counter[str] = Counter()
+        self._counting = Lock()
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Execute every operation in file order, then compare tied tensors. Calls `progress` with the bytes moved so far."""
+        """Map, read and copy everything in file order, then compare tied tensors.
+
+        Calls `progress` with the bytes done so far, on the calling thread.
+        """
         for op in self._plan.reads:
-            try:
-                self._execute(op, progress)
-            except LoadmasterError as error:
-                raise error.located(tensor=op.tensor) from error
-            except OSError as error:
-                raise self._storage_error(op, error) from error
+            if op.via == "mapped":
+                self._map(op)
+        if self.viewed:
+            progress(self.moved)
+        for moved in self._copied():
+            self.moved += moved
+            progress(self.moved)
         for fill in self._plan.fills:
             self._arena.zero(fill.dest)
         for compare in self._plan.compares:
             self._compare(compare)
 
-    def _execute(self, op: ReadOp, progress: Callable[[int], None]) -> None:
-        transform = self._transform(op.transform.name, op.transform.version) if op.transform else None
-        granule = transform.granule(op.transform.args) if transform and op.transform else (1, 1)
-        limit = TRANSFORM_BYTES if transform else COPY_BYTES
-        for source, dest in chunks(op.source, op.dest, limit, granule):
-            if transform and op.transform:
-                self._arena.fill(dest, self._transformed(op, source, transform, op.transform))
-            else:
-                self._arena.fill(dest, self._plain(op, source))
-            self.moved += source.nbytes
-            progress(self.moved)
+    def _map(self, op: ReadOp) -> None:
+        """Check that the file holds the operation's bytes, and keep it mapped."""
+        with self._explained(op):
+            self._files.part(op.file, op.source)
+            if op.file not in self.held:
+                self.held[op.file] = self._files.whole(op.file)
+        self.viewed += op.source.nbytes
+        self.moved += op.source.nbytes
 
-    def _plain(self, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
+    def _copied(self) -> Iterator[int]:
+        """Execute everything that has to be copied and yield the bytes of each part."""
+        work = [(op, source, dest) for op in self._plan.reads if op.via != "mapped" for source, dest in self._parts(op)]
+        if not self._arena.concurrent or len(work) < 2:
+            yield from (self._execute(self._files, item) for item in work)
+            return
+        yield from in_lanes(self._files, work, self._execute)
+
+    def _parts(self, op: ReadOp) -> Iterator[tuple[Region, Region]]:
+        """Cut an operation so that neither what it reads nor what it transforms at a time is large."""
+        limit = COPY_BYTES
+        granule = (1, 1)
+        if op.transform:
+            limit = TRANSFORM_BYTES
+            with self._explained(op):
+                granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
+        if op.via == "overread":
+            limit = max(1, min(limit, OVERREAD_BYTES * op.source.nbytes // (op.source.end - op.source.offset)))
+        return chunks(op.source, op.dest, limit, granule)
+
+    def _execute(self, files: FileSet, item: Work) -> int:
+        op, source, dest = item
+        with self._explained(op):
+            if op.transform:
+                transform = self._transform(op.transform.name, op.transform.version)
+                self._arena.fill(dest, self._transformed(files, op, source, transform, op.transform))
+            else:
+                self._arena.fill(dest, self._plain(files, op, source))
+        return source.nbytes
+
+    @contextmanager
+    def _explained(self, op: ReadOp) -> Iterator[None]:
+        """Say in every error which tensor and file it is about."""
+        try:
+            yield
+        except LoadmasterError as error:
+            raise error.located(tensor=op.tensor) from error
+        except OSError as error:
+            raise self._storage_error(op, error) from error
+
+    def _plain(self, files: FileSet, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             if op.via == "direct":
-                self._files.read_into(op.file, source.offset, memory[dest.offset : dest.end])
+                files.read_into(op.file, source.offset, memory[dest.offset : dest.end])
             else:
-                self._gather(op.file, source, memory, dest)
+                files.gather(op.file, source, memory, dest, mapped=op.via == "gathered")
 
         return write
 
     def _transformed(
-        self, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
+        self, files: FileSet, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
     ) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             scratch = memoryview(bytearray(source.nbytes))
-            self._dense(op, source, scratch)
+            self._dense(files, op, source, scratch)
             if dest.contiguous:
-                self.counters.update(transform.apply(scratch, memory[dest.offset : dest.end], ref.args))
+                self._count(transform.apply(scratch, memory[dest.offset : dest.end], ref.args))
                 return
             out = memoryview(bytearray(dest.nbytes))
-            self.counters.update(transform.apply(scratch, out, ref.args))
+            self._count(transform.apply(scratch, out, ref.args))
             target = as_array(memory, dest)
             np.copyto(target, np.frombuffer(out, dtype=np.uint8).reshape(target.shape))
 
         return write
 
-    def _dense(self, op: ReadOp, source: Region, scratch: memoryview) -> None:
+    def _count(self, counters: Mapping[str, int]) -> None:
+        with self._counting:
+            self.counters.update(counters)
+
+    def _dense(self, files: FileSet, op: ReadOp, source: Region, scratch: memoryview) -> None:
         """Bring the bytes of `source` together in `scratch`."""
         if op.via == "direct":
-            self._files.read_into(op.file, source.offset, scratch)
+            files.read_into(op.file, source.offset, scratch)
             return
-        self._gather(op.file, source, scratch, _tight(source))
-
-    def _gather(self, file: int, source: Region, memory: memoryview, dest: Region) -> None:
-        """Copy strided runs out of the shared mapping; without one, read the range that covers them."""
-        mapping = self._files.mapping(file)
-        if mapping is None:
-            covering = memoryview(bytearray(source.end - source.offset))
-            self._files.read_into(file, source.offset, covering)
-            np.copyto(as_array(memory, dest), as_array(covering, Region(0, source.run, source.steps)))
-            return
-        if source.end > len(mapping):
-            raise IntegrityError(
-                "LM-FILE-TRUNCATED",
-                "a file is shorter than the plan says",
-                where={"file": self._files.name(file), "offset": source.offset},
-                why=f"planned up to byte {source.end}, the file has {len(mapping)}",
-            )
-        np.copyto(as_array(memory, dest), as_array(mapping, source))
-        self._files.mapped += source.nbytes
+        files.gather(op.file, source, scratch, tight(source), mapped=op.via == "gathered")
 
     def _compare(self, op: CompareOp) -> None:
         """Raise IntegrityError LM-TIE-DIFFERS when the two stored tensors are not alike where this rank needs them."""
@@ -126,7 +169,7 @@ class Transfer:
     def _gathered(self, file: int, source: Region) -> memoryview:
         """Return the bytes of `source`, brought together."""
         scratch = memoryview(bytearray(source.nbytes))
-        self._gather(file, source, scratch, _tight(source))
+        self._files.gather(file, source, scratch, tight(source), mapped=True)
         return scratch
 
     def _storage_error(self, op: ReadOp, error: OSError) -> LoadmasterError:
@@ -137,12 +180,3 @@ class Transfer:
             why=str(error),
             hints=["check the disk or network storage, then load again"],
         )
-
-
-def _tight(region: Region) -> Region:
-    """Return the region of a dense buffer that the runs of `region` fill when they are written one after another."""
-    steps, stride = [], region.run
-    for count, _ in reversed(region.steps):
-        steps.append((count, stride))
-        stride *= count
-    return Region(0, region.run, tuple(reversed(steps)))

@@ -6,14 +6,18 @@ from collections.abc import Iterable, Mapping
 
 from loadmaster_engine.plan.parameters import LocalTensor
 from loadmaster_hookspecs.errors import PlanError
-from loadmaster_hookspecs.plan import Binding
+from loadmaster_hookspecs.plan import Binding, FileView
 
 ALIGNMENT = 64
 """Bytes. One cache line, and more than any element type needs."""
 
 
-def lay_out(tensors: Iterable[LocalTensor], ties: Mapping[str, str]) -> tuple[tuple[Binding, ...], int]:
-    """Return the bindings of one rank and the exact size of its arena in bytes. Ties share their target's storage.
+def lay_out(
+    tensors: Iterable[LocalTensor], ties: Mapping[str, str], views: Mapping[str, FileView]
+) -> tuple[tuple[Binding, ...], int]:
+    """Return the bindings of one rank and the exact size of its arena in bytes.
+
+    Ties share their target's storage. Parameters with one of `views` lie in a file and take no part of the arena.
 
     Raises PlanError where a tied pair is not split alike.
     """
@@ -23,6 +27,9 @@ def lay_out(tensors: Iterable[LocalTensor], ties: Mapping[str, str]) -> tuple[tu
     for tensor in tensors:
         if tensor.name in ties:
             aliases.append((tensor, ties[tensor.name]))
+            continue
+        if tensor.name in views:
+            bindings[tensor.name] = _binding(tensor, 0, view=views[tensor.name])
             continue
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         bindings[tensor.name] = _binding(tensor, offset)
@@ -36,11 +43,12 @@ def lay_out(tensors: Iterable[LocalTensor], ties: Mapping[str, str]) -> tuple[tu
                 why=f"shapes on one rank: {list(tensor.shape)} and {list(bindings[target].shape)}",
                 hints=["use --tp 1"],
             )
-        bindings[tensor.name] = _binding(tensor, bindings[target].offset, alias_of=target)
+        shared = bindings[target]
+        bindings[tensor.name] = _binding(tensor, shared.offset, alias_of=target, view=shared.view)
     return tuple(bindings.values()), end
 
 
-def _binding(tensor: LocalTensor, offset: int, alias_of: str = "") -> Binding:
+def _binding(tensor: LocalTensor, offset: int, alias_of: str = "", view: FileView | None = None) -> Binding:
     return Binding(
         parameter=tensor.name,
         dtype=tensor.dtype,
@@ -49,4 +57,5 @@ def _binding(tensor: LocalTensor, offset: int, alias_of: str = "") -> Binding:
         nbytes=tensor.nbytes,
         role=tensor.role,
         alias_of=alias_of,
+        view=view,
     )

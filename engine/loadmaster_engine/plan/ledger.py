@@ -7,14 +7,15 @@ be read by some rank, stand for an identical one, or be ignored with a reason.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from loadmaster_engine.plan.boxes import canonical
+from loadmaster_engine.plan.boxes import canonical, strides
 from loadmaster_engine.plan.coverage import tiling_fault
+from loadmaster_hookspecs.dtypes import itemsize
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.findings import Ignored
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.plan import Ledger, RankPlan, Region
+from loadmaster_hookspecs.plan import Binding, FileView, Ledger, RankPlan, ReadOp, Region
 
 
 def settle(index: CheckpointIndex, ranks: Sequence[RankPlan], ignored: Sequence[Ignored]) -> Ledger:
@@ -45,7 +46,9 @@ def settle(index: CheckpointIndex, ranks: Sequence[RankPlan], ignored: Sequence[
 def _prove_arena(rank: RankPlan) -> None:
     """Prove that operations fill every parameter of the rank exactly, and that parameters do not overlap."""
     regions: dict[str, list[Region]] = defaultdict(list)
+    reads: dict[str, list[ReadOp]] = defaultdict(list)
     for read in rank.reads:
+        reads[read.parameter].append(read)
         regions[read.parameter].append(read.dest)
     for fill in rank.fills:
         regions[fill.parameter].append(fill.dest)
@@ -54,6 +57,9 @@ def _prove_arena(rank: RankPlan) -> None:
         if binding.alias_of:
             continue
         where: dict[str, str | int] = {"rank": rank.rank, "parameter": binding.parameter}
+        if binding.view is not None:
+            _prove_view(binding, binding.view, reads[binding.parameter], regions.pop(binding.parameter, []), where)
+            continue
         if binding.offset < end or binding.offset + binding.nbytes > rank.bytes:
             raise IntegrityError("LM-LEDGER-ARENA", "a parameter overlaps another or leaves the arena", where=where)
         end = binding.offset + binding.nbytes
@@ -62,6 +68,45 @@ def _prove_arena(rank: RankPlan) -> None:
             raise _fault_error(fault, where, "arena byte")
     if regions:
         raise IntegrityError("LM-LEDGER-STRAY", "an operation fills no parameter", where={"parameter": next(iter(regions))})
+
+
+def _prove_view(
+    binding: Binding,
+    view: FileView,
+    reads: Sequence[ReadOp],
+    regions: Sequence[Region],
+    where: Mapping[str, str | int],
+) -> None:
+    """Prove that mapped operations make up the whole parameter, and that its view finds each where it lies in the file."""
+    fault = tiling_fault(regions, 0, binding.nbytes)
+    if fault:
+        raise _fault_error(fault, where, "byte")
+    for op in reads:
+        astray = any(_in_file(binding, view, dest) != source for dest, source in _probes(binding, op))
+        if op.via != "mapped" or op.file != view.file or astray:
+            raise IntegrityError("LM-LEDGER-VIEW", "a mapped parameter is a view of other bytes than planned", where=where)
+
+
+def _probes(binding: Binding, op: ReadOp) -> Iterator[tuple[int, int]]:
+    """Yield (byte of the parameter, byte of the file): where an operation begins, and one step on along each of its sides.
+
+    Both sides are boxes of evenly spaced elements, so that where these agree all do.
+    """
+    size = itemsize(binding.dtype)
+    inner = [(step * size, step * size) for step in strides(binding.shape) if step * size < op.dest.run]
+    outer = [(dest, source) for (_, dest), (_, source) in zip(op.dest.steps, op.source.steps, strict=True)]
+    for dest, source in ((0, 0), *inner, *outer):
+        yield op.dest.offset + dest, op.source.offset + source
+
+
+def _in_file(binding: Binding, view: FileView, byte: int) -> int:
+    """Return the byte of the file that is byte `byte` of a mapped parameter, counted as if it were dense."""
+    size = itemsize(binding.dtype)
+    element, rest = divmod(byte, size)
+    at = view.offset + rest
+    for step, dense, extent in zip(view.strides, strides(binding.shape), binding.shape, strict=True):
+        at += size * step * (element // dense % extent)
+    return at
 
 
 def _prove_tensor(index: CheckpointIndex, name: str, regions: Sequence[Region]) -> None:
@@ -92,7 +137,7 @@ def _reads_by_tensor(ranks: Sequence[RankPlan]) -> dict[str, list[Region]]:
 
 
 def _roles(rank: RankPlan) -> dict[str, int]:
-    """Return the bytes of one rank's arena by role; padding and alignment are roles of their own."""
+    """Return the bytes that one rank holds by role, mapped ones included; padding and alignment are roles of their own."""
     roles: Counter[str] = Counter()
     for binding in rank.bindings:
         if not binding.alias_of:
@@ -101,5 +146,5 @@ def _roles(rank: RankPlan) -> dict[str, int]:
     for op in rank.fills:
         roles[filled[op.parameter]] -= op.dest.nbytes
         roles["padding"] += op.dest.nbytes
-    roles["alignment"] = rank.bytes - sum(roles.values())
+    roles["alignment"] = rank.bytes + rank.bytes_mapped - sum(roles.values())
     return {role: size for role, size in roles.items() if size}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -35,9 +35,13 @@ def place_piece(piece: Piece, tensor: TensorMeta, ndim: int) -> PlacedPiece:
 
 
 def read_ops(
-    local: LocalTensor, pieces: Sequence[PlacedPiece], offset: int, transform: TransformRef | None, mode: ReadMode
+    local: LocalTensor,
+    pieces: Sequence[PlacedPiece],
+    offset: int,
+    transform: TransformRef | None,
+    via: Callable[[Region, Region], ReadVia],
 ) -> Iterator[ReadOp]:
-    """Yield the operations that fill `local` at byte `offset` of the arena from `pieces`."""
+    """Yield the operations that fill `local` at byte `offset` of the arena from `pieces`, each read as `via` chooses."""
     for block, piece in product(local.blocks, pieces):
         common = intersect(block.box, piece.box)
         if common is None:
@@ -49,15 +53,19 @@ def read_ops(
             file=piece.tensor.file,
             source=source,
             dest=dest,
-            via=choose_via(source, dest, mode),
+            via=via(source, dest),
             transform=transform,
         )
 
 
-def choose_via(source: Region, dest: Region, mode: ReadMode) -> ReadVia:
-    """Return how an operation reads: contiguous ranges directly, everything else out of the shared mapping."""
-    direct = source.contiguous and dest.contiguous
-    return "direct" if direct and mode != "gathered" else "gathered"
+def choose_via(source: Region, dest: Region, mode: ReadMode, *, mappable: bool) -> ReadVia:
+    """Return how a copy reads: contiguous ranges directly, everything else out of the shared mapping where there is one.
+
+    Without a mapping the range that covers the runs is read: one long read costs less than thousands of short ones.
+    """
+    if source.contiguous and dest.contiguous and (mode != "gathered" or not mappable):
+        return "direct"
+    return "gathered" if mappable and mode != "overread" else "overread"
 
 
 def fill_ops(local: LocalTensor, offset: int) -> Iterator[FillOp]:
@@ -86,6 +94,12 @@ def source_region(piece: PlacedPiece, common: Box) -> Region:
     extents, start, steps = _source(piece, common)
     side = (piece.tensor.start + start * size, steps, size)
     return copy_regions(extents, side, side)[0]
+
+
+def source_origin(piece: PlacedPiece, common: Box) -> tuple[int, tuple[int, ...]]:
+    """Return, in elements of the stored tensor, where `common` begins and the strides of the dimensions of `piece.dims`."""
+    _, start, steps = _source(piece, common)
+    return start, steps
 
 
 def covered(pieces: Sequence[PlacedPiece], shape: Sequence[int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.element_types import CHOICES
@@ -11,12 +12,12 @@ from loadmaster_hookspecs.errors import PlanError, UsageError
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import ModelOutline
-from loadmaster_hookspecs.plan import PlanSettings
+from loadmaster_hookspecs.plan import PlanSettings, ReadMode
 from loadmaster_hookspecs.sharding import Topology
 
 STRATEGY = "tensor-parallel"
 DEVICES = ("cpu", "cuda")
-READ_MODES = ("auto", "direct", "gathered")
+READ_MODES = get_args(ReadMode)
 
 
 def topology_of(settings: PlanSettings) -> Topology:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadmaster_engine.plan.boxes import canonical
 from loadmaster_engine.plan.parameters import Block, LocalTensor
-from loadmaster_hookspecs.plan import ReadMode, ReadOp, Region
+from loadmaster_hookspecs.plan import ReadOp, Region
 
 
 def split_overlaps(ranks: Sequence[LocalTensor]) -> list[LocalTensor]:
@@ -18,10 +18,10 @@ def split_overlaps(ranks: Sequence[LocalTensor]) -> list[LocalTensor]:
     return [local._replace(blocks=tuple(part for block in local.blocks for part in _split(block, cuts))) for local in ranks]
 
 
-def mark_repeated(ranks: Sequence[Sequence[ReadOp]], mode: ReadMode) -> list[tuple[ReadOp, ...]]:
+def mark_repeated(ranks: Sequence[Sequence[ReadOp]], *, gather: bool) -> list[tuple[ReadOp, ...]]:
     """Mark operations whose source bytes an earlier rank reads too.
 
-    Unless reads are forced to be direct they come out of the shared mapping, where the first reader has put them.
+    With `gather`, those that would be read come out of the shared mapping instead, where the first reader has put them.
     """
     seen: set[tuple[int, Region]] = set()
     marked: list[tuple[ReadOp, ...]] = []
@@ -30,7 +30,8 @@ def mark_repeated(ranks: Sequence[Sequence[ReadOp]], mode: ReadMode) -> list[tup
         for op in ops:
             key = (op.file, canonical(op.source))
             if key in seen:
-                op = msgspec.structs.replace(op, repeated=True, via=op.via if mode == "direct" else "gathered")
+                via = "gathered" if gather and op.via == "direct" else op.via
+                op = msgspec.structs.replace(op, repeated=True, via=via)
             row.append(op)
         seen.update((op.file, canonical(op.source)) for op in ops)
         marked.append(tuple(row))

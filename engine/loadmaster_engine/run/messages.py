@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_engine.run.sampler import Sampling
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
@@ -24,12 +25,16 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `assign`: the plan with this rank's part only, and the device to hold it. Answered with nothing."""
+    """Op `assign`: the plan with this rank's part only, and the device to hold it. Answered with nothing.
+
+    `share` lists what this rank brings into memory of the files that the ranks of the node map.
+    """
 
     plan: LoadPlan
     rank: int
     world_size: int
     device: str
+    share: tuple[FileRange, ...] = ()
 
 
 class Meet(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +67,10 @@ def assign(plan: LoadPlan) -> list[bytes]:
                 rank=part.rank,
                 world_size=world,
                 device=device if device == "cpu" else f"{device}:{part.rank}",
+                share=share,
             )
         )
-        for part in plan.ranks
+        for part, share in zip(plan.ranks, shares(plan), strict=True)
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
 from loadmaster_engine.run.batch import Batch, prefill_logits
+from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
@@ -19,9 +21,15 @@ from loadmaster_hookspecs.events import StageStarted
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
 from loadmaster_hookspecs.models import CausalModel
 
+BUILD_SECONDS = 120.0
+"""Seconds that binding waits for the model to be built, at most."""
+
 
 class WorkerService:
-    """One rank of one model. Ops, in order: assign, open, join, reserve, load, bind, verify; then begin, append, logits."""
+    """One rank of one model.
+
+    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, logits.
+    """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
         self._host = host
@@ -30,6 +38,7 @@ class WorkerService:
         self._assignment: Assignment | None = None
         self._meeting: MeetingPoint | None = None
         self._load: RankLoad | None = None
+        self._building: Future[CausalModel] | None = None
         self._model: CausalModel | None = None
         self._batch: Batch | None = None
         self._sampler: Sampler | None = None
@@ -38,6 +47,7 @@ class WorkerService:
             "open": self._open,
             "join": self._join,
             "reserve": self._reserve,
+            "warm": self._warm,
             "load": self._read,
             "bind": self._bind,
             "verify": self._verify,
@@ -67,6 +77,7 @@ class WorkerService:
         self._assignment = decode(body, Assignment)
         check_device(self._assignment.device, self._assignment.rank)
         self._load = RankLoad(self._host, self._assignment.plan, 0, self._assignment.device, emit)
+        self._building = begin_build(self._host, self._assignment.plan)
         return Result()
 
     def _open(self, body: bytes, emit: EventSink) -> Result:
@@ -85,18 +96,20 @@ class WorkerService:
         self._loading.reserve()
         return Result()
 
+    def _warm(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.warm(self._assigned.share)
+        return Result()
+
     def _read(self, body: bytes, emit: EventSink) -> Result:
         self._loading.load()
         return Result()
 
     def _bind(self, body: bytes, emit: EventSink) -> Result:
-        plan = self._assigned.plan
-        placements = plan.ranks[0].modules
-        family = self._host.family(plan.family)
-        with self._host.attributed(family, f"build of model family {family.name}"):
-            model = family.build(plan.config, plan.dtype, placements)
+        if self._building is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to bind before it was given its part of the plan")
+        model = self._building.result(timeout=BUILD_SECONDS)
         self._loading.bind(model)
-        attach(model.module, placements, self._group)
+        attach(model.module, self._assigned.plan.ranks[0].modules, self._group)
         self._model = model
         return Result()
 

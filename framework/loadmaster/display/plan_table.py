@@ -65,14 +65,14 @@ def _split(plan: LoadPlan) -> str:
 
 
 def _ranks(plan: LoadPlan) -> list[str]:
-    """One row per rank and the totals: what it owns, what it reads, and how large its arena is by role."""
+    """One row per rank and the totals: what it owns, reads, copies into its arena and maps, and what it holds by role."""
     roles = sorted({role for by_role in plan.ledger.roles for role in by_role})
     split = rank_split(plan)
-    header = ["rank", *split.names, "read", "repeated", "arena", *roles, "scratch"]
+    header = ["rank", *split.names, "read", "repeated", "arena", "mapped", *roles, "scratch"]
     rows = [header]
     for rank, owned, by_role in zip(plan.ranks, split.rows, plan.ledger.roles or [{}] * len(plan.ranks), strict=True):
         repeated = rank.bytes_planned - rank.bytes_charged
-        moved = [size(rank.bytes_planned), size(repeated), size(rank.bytes)]
+        moved = [size(rank.bytes_planned), size(repeated), size(rank.bytes), size(rank.bytes_mapped)]
         rows.append([str(rank.rank), *owned, *moved, *(size(by_role.get(role, 0)) for role in roles), size(rank.scratch)])
     if len(plan.ranks) > 1:
         rows.append(_total(plan, len(split.names), roles))
@@ -85,7 +85,8 @@ def _total(plan: LoadPlan, num_owned: int, roles: Sequence[str]) -> list[str]:
     by_role: Counter[str] = Counter()
     for roles_of_rank in plan.ledger.roles:
         by_role.update(roles_of_rank)
-    moved = [size(planned), size(planned - charged), size(sum(rank.bytes for rank in plan.ranks))]
+    arena, mapped = sum(rank.bytes for rank in plan.ranks), sum(rank.bytes_mapped for rank in plan.ranks)
+    moved = [size(planned), size(planned - charged), size(arena), size(mapped)]
     scratch = size(sum(rank.scratch for rank in plan.ranks))
     return ["total", *[""] * num_owned, *moved, *(size(by_role[role]) for role in roles), scratch]
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from typing import Final
+
+MAP_NORESERVE: Final = 0x4000
+"""From Linux's mman.h; Python's mmap module does not name it."""
 
 
 class LocalReader:
@@ -26,7 +30,7 @@ class LocalReader:
         return done
 
     def mapping(self) -> memoryview:
-        """Return the whole file as a read-only view of the page cache that all processes share."""
+        """Return the whole file as a view of the page cache that all processes share; writes stay in this process."""
         if self._view is None:
             self._view = self._map()
         return self._view
@@ -46,8 +50,9 @@ class LocalReader:
     def _map(self) -> memoryview:
         if os.fstat(self._descriptor).st_size == 0:
             return memoryview(b"")  # the kernel refuses to map nothing
-        self._mmap = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        # Strided parts are copied front to back: with this advice the kernel reads ahead in large requests and a cold
-        # copy takes a half to a quarter of the time.
-        self._mmap.madvise(mmap.MADV_SEQUENTIAL)
+        # Private and writable: pages are the page cache's own until someone writes, so that a stray write to a parameter
+        # neither kills the process nor reaches the file. Not reserved: such a copy is never expected, so no memory is
+        # set aside for it.
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+        self._mmap = mmap.mmap(self._descriptor, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         return memoryview(self._mmap)

@@ -16,10 +16,11 @@ import loadmaster as lm
 from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost
 from loadmaster_engine.load.arena import Arena, DeviceArena, HostArena
+from loadmaster_engine.load.mapped import tensor_view
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
 from loadmaster_engine.plan import make_plan
-from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
+from loadmaster_hookspecs.plan import Binding, LoadPlan, PlanSettings
 from tiny_models import make_model, save_model
 
 
@@ -32,6 +33,10 @@ def planned(host: PluginHost, folder: Path, **settings: object) -> LoadPlan:
     return make_plan(host, open_index(host, folder), PlanSettings(**settings))  # type: ignore[arg-type]
 
 
+def tensor_of(arena: Arena, moved: Transfer, binding: Binding) -> torch.Tensor:
+    return arena.view(binding) if binding.view is None else tensor_view(moved.held, binding, binding.view)
+
+
 def transfer(host: PluginHost, plan: LoadPlan, rank: int, arena: Arena) -> tuple[Transfer, FileSet]:
     files = FileSet(plan, host.open_source(plan.source), host.format(plan.format))
     moved = Transfer(plan.ranks[rank], files, arena, host.transform)
@@ -40,20 +45,25 @@ def transfer(host: PluginHost, plan: LoadPlan, rank: int, arena: Arena) -> tuple
     return moved, files
 
 
+@pytest.mark.parametrize("mode", ["auto", "mapped", "direct", "gathered", "overread"])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 @pytest.mark.parametrize("make", [HostArena, lambda size: DeviceArena(size, "cpu")])
-def test_every_parameter_arrives_cut_and_cast(folder: Path, dtype: str, make: Callable[[int], Arena]) -> None:
+def test_every_parameter_arrives_cut_and_cast(folder: Path, mode: str, dtype: str, make: Callable[[int], Arena]) -> None:
     host = PluginHost()
-    plan = planned(host, folder, tensor_parallel=3, dtype=dtype)
+    plan = planned(host, folder, tensor_parallel=3, dtype=dtype, read_mode=mode)
     whole = make_model("qwen2", num_key_value_heads=4).state_dict()
     parts: dict[str, list[torch.Tensor]] = {}
     for rank in plan.ranks:
         arena = make(rank.bytes)
         moved, files = transfer(host, plan, rank.rank, arena)
-        assert moved.moved == rank.bytes_planned == files.by_call + files.mapped
+        assert moved.moved == rank.bytes_planned
+        if mode != "overread":
+            assert moved.moved == files.by_call + files.mapped + moved.viewed
+        assert moved.viewed == rank.bytes_mapped
+        assert (moved.viewed > 0) == (mode in ("auto", "mapped") and dtype == "auto")
         assert arena.nbytes == rank.bytes
         for binding in rank.bindings:
-            parts.setdefault(binding.parameter, []).append(arena.view(binding))
+            parts.setdefault(binding.parameter, []).append(tensor_of(arena, moved, binding))
     for name, pieces in parts.items():
         expected = whole[name].to(torch.bfloat16) if dtype == "bfloat16" else whole[name]
         dim = next((d for d in range(expected.ndim) if pieces[0].shape[d] != expected.shape[d]), None)
@@ -68,13 +78,17 @@ def test_every_parameter_arrives_cut_and_cast(folder: Path, dtype: str, make: Ca
 def test_read_modes_give_the_same_bytes_and_gathering_makes_no_read_calls(folder: Path) -> None:
     host = PluginHost()
     arenas = {}
-    for mode in ("auto", "direct", "gathered"):
+    for mode in ("auto", "mapped", "direct", "gathered", "overread"):
         plan = planned(host, folder, tensor_parallel=2, read_mode=mode)
         arena = HostArena(plan.ranks[1].bytes)
-        _, files = transfer(host, plan, 1, arena)
-        arenas[mode] = b"".join(arena.view(b).contiguous().view(torch.uint8).numpy().tobytes() for b in plan.ranks[1].bindings)
-        assert (files.by_call == 0) == (mode == "gathered")
-    assert arenas["auto"] == arenas["direct"] == arenas["gathered"]
+        moved, files = transfer(host, plan, 1, arena)
+        tensors = (tensor_of(arena, moved, binding).contiguous() for binding in plan.ranks[1].bindings)
+        arenas[mode] = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors)
+        if mode == "gathered":
+            assert files.by_call == 0
+        if mode == "overread":
+            assert files.mapped == 0
+    assert len(set(arenas.values())) == 1
 
 
 def test_a_file_that_changed_after_planning_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from loadmaster_engine.load.regions import as_array
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.ledger import settle
-from loadmaster_engine.plan.operations import PlacedPiece, fill_ops, place_piece, read_ops
+from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops
 from loadmaster_engine.plan.parameters import LocalTensor, localise
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_hookspecs import IntegrityError
 from loadmaster_hookspecs.formats import CheckpointIndex, FileRef, TensorMeta
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.models import ModuleSpec, Piece
-from loadmaster_hookspecs.plan import RankPlan
+from loadmaster_hookspecs.plan import RankPlan, ReadVia, Region
 from loadmaster_hookspecs.sharding import Interval, Placement
 
 Array = npt.NDArray[np.uint8]
@@ -48,8 +48,12 @@ def index_of(*metas: TensorMeta) -> CheckpointIndex:
 
 def plan_ranks(ranks: list[LocalTensor], pieces: list[PlacedPiece]) -> list[RankPlan]:
     ranks = split_overlaps(ranks)
-    layouts = [lay_out([local], {}) for local in ranks]
-    reads = mark_repeated([list(read_ops(local, pieces, 0, None, "auto")) for local in ranks], "auto")
+    layouts = [lay_out([local], {}, {}) for local in ranks]
+
+    def via(source: Region, dest: Region) -> ReadVia:
+        return choose_via(source, dest, "auto", mappable=True)
+
+    reads = mark_repeated([list(read_ops(local, pieces, 0, None, via)) for local in ranks], gather=True)
     return [
         RankPlan(
             rank=rank,
