@@ -30,7 +30,7 @@ from loadmaster_hookspecs import (
 )
 
 CONTRACT = (dtypes, errors, events, executors, findings, formats, layout, models, sharding, sources, transforms)
-INNER = {"from_report", "render"}
+INNER = {"from_report", "printable", "render"}
 """Functions that turn errors into data and text; they are the kernel's business."""
 
 
