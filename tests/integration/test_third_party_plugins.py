@@ -37,7 +37,8 @@ FRAGILE = """
 
         def reader(self, source, file):
             reader = super().reader(source, file)
-            reader.read_into = reader.mapping = lambda *_: 1 / 0
+            reader.mapping = lambda: None
+            reader.read_into = lambda *_: 1 / 0
             return reader
 
     @hookimpl
@@ -220,7 +221,9 @@ def test_plugins_passed_as_objects(site: Path, tmp_path: Path) -> None:
     assert logits == expected
     assert started, "the audit hook sees processes that are started"
     for ranks in (1, 2):
-        assert outcome[f"inline {ranks}"] == [expected, ranks]
+        logits, opened = outcome[f"inline {ranks}"]
+        assert logits == expected
+        assert opened >= ranks, "every rank reads through the very object that was passed"
 
 
 def test_an_exception_in_a_worker_names_plugin_version_rank_and_call(site: Path, beside: FakeSite, tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_an_exception_in_a_worker_names_plugin_version_rank_and_call(site: Path,
     error = ended.document["error"]
     assert (ended.code, error["code"]) == (4, "LM-PLUGIN-FAILED")
     place = error["where"]
-    assert place["call"] in [f"{method} for table.weight.npy of format fragile" for method in ("read_into", "mapping")]
+    assert place["call"] == "read_into for table.weight.npy of format fragile"
     assert error["summary"] == f"plugin fragile (acme-fragile 3.1) failed in {place['call']}"
     assert (place["plugin"], place["distribution"], place["version"]) == ("fragile", "acme-fragile", "3.1")
     assert place["rank"] in (0, 1)

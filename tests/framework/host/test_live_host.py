@@ -112,7 +112,8 @@ def test_an_inline_engine_uses_the_objects_it_was_given(tmp_path: Path, ranks: i
     with lm.Engine(tmp_path / "model", tensor_parallel=ranks, executor="inline", plugins=plugins) as engine:
         assert engine.plan.data.format == "bigram-file"
         assert (engine.logits([1, 2, 3]) == table[[1, 2, 3]]).all()
-    assert len(set(holder.format.opened)) == ranks
+    # The planner opens files too, to see whether they can be mapped.
+    assert len(set(holder.format.opened)) >= ranks
     assert holder.calls == 1
 
 
