@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from safetensors.numpy import save_file
 
-from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.errors import ExitCode, IntegrityError
+from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.sources import FileEntry, RangeReader
+from loadmaster_plugins.hf_safetensors.loader import HfSafetensors
+from loadmaster_plugins.local_source.provider import LocalProvider
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -137,3 +141,16 @@ class MemoryReader:
 
     def close(self) -> None:
         self.closed = True
+
+
+def open_index(path: Path) -> CheckpointIndex:
+    """Return the index that the first-party plugins make of a folder or file."""
+    return HfSafetensors().open(LocalProvider().open(str(path)))
+
+
+def refusal(path: Path) -> IntegrityError:
+    """Return the error with which a checkpoint is refused; it must be one of data integrity."""
+    with pytest.raises(IntegrityError) as caught:
+        open_index(path)
+    assert caught.value.report.exit_code == ExitCode.DATA_INTEGRITY
+    return caught.value

@@ -7,6 +7,8 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.inspection import Inspection
@@ -84,14 +86,13 @@ def load_model(
     """
     host = PluginHost(selection)
     index = open_index(host, path)
-    for untie in (False, True):
-        made = make_plan(host, index, PlanSettings(dtype=dtype, read_mode=read_mode, untie=untie))
-        try:
-            return _load_whole(host, made, index)
-        except IntegrityError as error:
-            if error.code != "LM-TIE-DIFFERS" or untie:
-                raise
-    raise AssertionError("unreachable")
+    settings = PlanSettings(dtype=dtype, read_mode=read_mode)
+    try:
+        return _load_whole(host, make_plan(host, index, settings), index)
+    except IntegrityError as error:
+        if error.code != "LM-TIE-DIFFERS":
+            raise
+    return _load_whole(host, make_plan(host, index, msgspec.structs.replace(settings, untie=True)), index)
 
 
 def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection | None = None) -> LoadReport:
@@ -118,7 +119,9 @@ def _load_whole(host: PluginHost, made: LoadPlan, index: CheckpointIndex) -> tor
         load.reserve()
         load.warm(shares(made)[0])
         load.load()
-    model = host.family(made.family).build(made.config, made.dtype, made.ranks[0].modules)
+    family = host.family(made.family)
+    with host.attributed(family, f"build of model family {family.name}"):
+        model = family.build(made.config, made.dtype, made.ranks[0].modules)
     load.bind(model)
     load.verify(model)
     defaults = getattr(model.module, "generation_config", None)

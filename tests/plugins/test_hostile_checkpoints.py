@@ -17,6 +17,8 @@ from checkpoints import (
     POINTER,
     entry,
     header,
+    open_index,
+    refusal,
     shard_name,
     tensors,
     three_parts,
@@ -26,22 +28,6 @@ from checkpoints import (
     write_shards,
     write_single,
 )
-from loadmaster_hookspecs.errors import ExitCode, IntegrityError
-from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_plugins.hf_safetensors.loader import HfSafetensors
-from loadmaster_plugins.local_source.provider import LocalProvider
-
-
-def open_index(path: Path) -> CheckpointIndex:
-    return HfSafetensors().open(LocalProvider().open(str(path)))
-
-
-def refusal(path: Path) -> IntegrityError:
-    with pytest.raises(IntegrityError) as caught:
-        open_index(path)
-    assert caught.value.report.exit_code == ExitCode.DATA_INTEGRITY
-    return caught.value
-
 
 TRACE = """
 import json, sys

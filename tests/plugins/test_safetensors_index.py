@@ -21,6 +21,8 @@ from checkpoints import (
     INDEX,
     MemorySource,
     hub_cache,
+    open_index,
+    refusal,
     shard_name,
     tensors,
     three_parts,
@@ -34,16 +36,6 @@ from loadmaster_hookspecs.formats import CheckpointIndex, FileRef
 from loadmaster_plugins.hf_safetensors import loadmaster_formats
 from loadmaster_plugins.hf_safetensors.loader import HfSafetensors, fingerprint
 from loadmaster_plugins.local_source.provider import LocalProvider
-
-
-def open_index(path: Path) -> CheckpointIndex:
-    return HfSafetensors().open(LocalProvider().open(str(path)))
-
-
-def refusal(path: Path) -> IntegrityError:
-    with pytest.raises(IntegrityError) as caught:
-        open_index(path)
-    return caught.value
 
 
 def homes(index: CheckpointIndex) -> dict[str, str]:

@@ -111,7 +111,7 @@ class GroupExecutor:
     def _refusing_after_error(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as cause:
+        except BaseException as cause:  # boundary: whatever ended the ranks is what later calls are told
             self._refusal = refusal(cause)
             raise
 
@@ -123,6 +123,6 @@ class GroupExecutor:
             group.end()
             self._on_event(failed_event(error))
             raise
-        except BaseException:
+        except BaseException:  # boundary: no process may outlive the call that was interrupted
             group.end()
             raise

@@ -67,7 +67,7 @@ class OneRank:
         """Make the service."""
         try:
             self._service = make_service(self._spec)
-        except Exception as error:
+        except Exception as error:  # boundary: a rank may raise anything
             raise self._failed(error) from error
 
     def call(self, op: str, bodies: Sequence[bytes], deadline: Deadline) -> list[Result]:
@@ -75,7 +75,7 @@ class OneRank:
         assert self._service is not None, "call before start"
         try:
             return [self._service.handle(op, bodies[0], self._emit)]
-        except Exception as error:
+        except Exception as error:  # boundary: a rank may raise anything
             if error is self._sink_error:
                 raise  # the caller's own, not the rank's
             raise self._failed(error) from error
@@ -94,7 +94,7 @@ class OneRank:
         self._seen = self._seen.after(event)
         try:
             self._on_event(event)
-        except BaseException as error:
+        except BaseException as error:  # boundary: only marks whose error it is, and passes it on
             self._sink_error = error
             raise
 

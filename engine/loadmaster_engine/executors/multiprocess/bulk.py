@@ -20,7 +20,7 @@ def write_sealed(data: bytes | bytearray | memoryview) -> int:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
+    except BaseException:  # boundary: the descriptor must not outlive a failed or interrupted write
         os.close(descriptor)
         raise
     return descriptor

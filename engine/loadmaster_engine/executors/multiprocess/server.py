@@ -65,7 +65,7 @@ class Server:
         self._control = Channel(ours, _from_server)
         try:
             self._process = _launch(theirs.fileno(), watched)
-        except BaseException:
+        except BaseException:  # boundary: descriptors must not outlive a failed or interrupted start
             self._control.close()
             os.close(self._liveness)
             raise
