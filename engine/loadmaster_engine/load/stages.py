@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
+from loadmaster_engine.load.packed import drop_staged, install, prepare
 from loadmaster_engine.load.process_io import peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
@@ -16,7 +17,6 @@ from loadmaster_engine.load.warming import warm
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
-from loadmaster_engine.load.packed import drop_staged, install, prepare
 from loadmaster_hookspecs.errors import IntegrityError, WorkerError
 from loadmaster_hookspecs.events import Progress, Stage, StageFinished, StageStarted
 from loadmaster_hookspecs.executors import EventSink

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadmaster.display.units import count, size
+from loadmaster.inspection import kind_of
 from loadmaster_hookspecs.plan import LoadPlan, RankPlan
 from loadmaster_hookspecs.quantization import PackedMatrix
 
@@ -36,7 +37,7 @@ def packed_kinds(plan: LoadPlan) -> list[Packed]:
     for rank in plan.ranks:
         sizes = _bytes_by_path(rank)
         for part in rank.packed:
-            kinds[_kind(part)].append((part, sizes[part.path], rank is plan.ranks[0]))
+            kinds[kind_of(part.quantizer, part.bits, part.group_size)].append((part, sizes[part.path], rank is plan.ranks[0]))
     found = [_summed(kind, rows) for kind, rows in kinds.items()]
     return sorted(found, key=lambda packed: -packed.weights)
 
@@ -53,11 +54,6 @@ def _line(packed: Packed) -> str:
         f"{packed.kind}: {count(packed.matrices, 'matrix', 'matrices')}, {packed.bits_per_weight:.2f} bits per weight, "
         f"{size(packed.nbytes)} instead of {size(plain)} in bfloat16 ({100 * packed.nbytes / plain:.1f} %), by {kernels}"
     )
-
-
-def _kind(part: PackedMatrix) -> str:
-    groups = f"groups of {part.group_size}" if part.group_size else "groups in any order"
-    return f"{part.quantizer}, {part.bits} bits, {groups}"
 
 
 def _summed(kind: str, rows: Sequence[tuple[PackedMatrix, int, bool]]) -> Packed:
