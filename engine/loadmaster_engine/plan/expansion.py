@@ -48,7 +48,7 @@ class Packing(NamedTuple):
     def in_model(self, layout: TensorLayout) -> TensorLayout:
         """Return a tensor of the matrix as a tensor of the model's module."""
         dims = [msgspec.structs.replace(dim, axis=self.axis(dim.axis)) for dim in layout.dims]
-        return msgspec.structs.replace(layout, name=self.prefix + layout.name, dims=(*self.lead, *dims))
+        return msgspec.structs.replace(layout, name=self.prefix + layout.name, dims=(*self.lead, *dims), factor=True)
 
 
 class Expanded(NamedTuple):
