@@ -1,0 +1,34 @@
+"""Unpacking of small integers from little-endian streams of bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+STREAM: Final[dict[int, tuple[int, int]]] = {2: (16, 1), 3: (32, 3), 4: (8, 1), 8: (4, 1)}
+"""Per number of bits: how many values fill how many 32-bit words exactly."""
+
+
+def unpack_stream(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the values in the words of every row: int32 [rows, words] to uint8 [rows, words * 32 / bits].
+
+    The lowest bits come first, and a value may go on in the next word, as 3-bit ones do. Source: the packing loops of
+    auto-gptq 0.7.1, `QuantLinear.pack`.
+    """
+    import torch
+
+    data = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return data
+    if bits == 3:
+        triple = data.view(data.shape[0], -1, 3).to(torch.int32)
+        joined = triple[..., 0] | triple[..., 1] << 8 | triple[..., 2] << 16
+        shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=data.device)
+        return ((joined.unsqueeze(-1) >> shifts) & 7).to(torch.uint8).flatten(1)
+    per = 8 // bits
+    values = torch.empty((*data.shape, per), dtype=torch.uint8, device=data.device)
+    for index in range(per):
+        torch.bitwise_right_shift(data, index * bits, out=values[..., index])
+    return values.bitwise_and_((1 << bits) - 1).flatten(1)
