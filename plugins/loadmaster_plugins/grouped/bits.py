@@ -19,7 +19,8 @@ def unpack_stream(words: torch.Tensor, bits: int) -> torch.Tensor:
     """
     import torch
 
-    data = words.contiguous().view(torch.uint8)
+    # A view needs the usual strides, which `contiguous` leaves out where a dimension has no more than one element.
+    data = words.new_empty(words.shape).copy_(words).view(torch.uint8)
     if bits == 8:
         return data
     if bits == 3:
