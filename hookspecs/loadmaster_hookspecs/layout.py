@@ -55,7 +55,7 @@ class AxisMap(msgspec.Struct, frozen=True, kw_only=True):
         return runs
 
     def indices(self, owned: Sequence[Interval]) -> list[int]:
-        """For every element a rank owns, the index in its own part of the dimension that holds it (of scales: its group)."""
+        """For every element a rank owns, the index in its own part of the dimension that holds it: of scales, the group."""
         found: list[int] = []
         base = 0
         for start, stop in ((interval.start, interval.stop) for interval in owned):
@@ -69,9 +69,10 @@ class TensorLayout(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a module: its name below the module (`weight`), and the map of each dimension.
 
     `dtype` is the element type the parameter must have in memory, or empty for the model's type; `role` the heading under which
-    its bytes are shown, or empty for that of its module. What a kernel changes of it is told by three marks: a `computed` tensor
-    is in no file, a `scratched` one is rewritten in place and can be no view of a file, a `staged` one is given back once the
-    kernel has taken what it needs.
+    its bytes are shown, or empty for that of its module. What a kernel changes of it is told by three marks: a `computed`
+    tensor is in no file, a `scratched` one is rewritten in place and can be no view of a file, a `staged` one is given back
+    once the kernel has taken what it needs. A `factor` is multiplied and not added: every rank needs its own even where another
+    one contributes what is added to a summed result.
     """
 
     name: str
@@ -81,3 +82,4 @@ class TensorLayout(msgspec.Struct, frozen=True, kw_only=True):
     computed: bool = False
     scratched: bool = False
     staged: bool = False
+    factor: bool = False
