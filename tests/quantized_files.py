@@ -46,14 +46,22 @@ class Numbers:
 
 
 def numbers(
-    seed: int, bits: int, out: int, columns: int, groups: Ints, *, symmetric: bool = False, dtype: torch.dtype = torch.float16
+    seed: int,
+    bits: int,
+    out: int,
+    columns: int,
+    groups: Ints,
+    *,
+    symmetric: bool = False,
+    dtype: torch.dtype = torch.float16,
+    step: float = 0.05,
 ) -> Numbers:
-    """Return random numbers for a matrix; zero points cover the whole range unless it is symmetric."""
+    """Return random numbers for a matrix; zero points cover the whole range unless it is symmetric, scales are near `step`."""
     rng = np.random.default_rng(seed)
     count = int(groups.max()) + 1 if len(groups) else 1
     top = 1 << bits
     zeros = np.full((count, out), top // 2) if symmetric else rng.integers(0, top, (count, out))
-    scales = torch.from_numpy(rng.normal(0, 0.05, (count, out))).to(dtype)
+    scales = torch.from_numpy(rng.normal(0, step, (count, out))).to(dtype)
     return Numbers(bits, rng.integers(0, top, (out, columns)), zeros.astype(np.float64), scales, groups)
 
 
