@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from quantized_files import Numbers, gemm_tensors, gptq_tensors, numbers
+from quantized_files import Numbers, gemm_tensors, gemv_fast_tensors, gemv_tensors, gptq_tensors, numbers
 from tiny_models import make_model, save_model
 
 Tensors = dict[str, torch.Tensor]
@@ -21,7 +21,10 @@ SIZES: Final[dict[str, Any]] = {"hidden_size": 128, "head_dim": 32, "intermediat
 
 
 class Scheme(NamedTuple):
-    """How matrices are quantised: `group` -1 is a whole column; `order` gives columns to groups at random."""
+    """How matrices are quantised: `group` -1 is a whole column; `order` gives columns to groups at random.
+
+    `version` is that of GPTQ's zero points, or the layout of AWQ.
+    """
 
     method: str = "gptq"
     bits: int = 4
@@ -33,7 +36,13 @@ class Scheme(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The configuration that its producer would write."""
         if self.method == "awq":
-            return {"quant_method": "awq", "bits": self.bits, "group_size": self.group, "zero_point": True, "version": "gemm"}
+            return {
+                "quant_method": "awq",
+                "bits": self.bits,
+                "group_size": self.group,
+                "zero_point": True,
+                "version": self.version,
+            }
         return {
             "quant_method": "gptq",
             "bits": self.bits,
@@ -57,6 +66,9 @@ class Scheme(NamedTuple):
         return self._stored(made), torch.from_numpy(made.weights()).float()
 
     def _stored(self, made: Numbers) -> Tensors:
+        if self.version.startswith("gemv"):
+            pack = gemv_tensors if self.version == "gemv" else gemv_fast_tensors
+            return pack(made, {32: 4, 64: 2, 128: 1}[self.group])
         if self.method == "awq":
             return gemm_tensors(made)
         return gptq_tensors(made, version=self.version)

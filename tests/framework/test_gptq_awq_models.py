@@ -49,6 +49,7 @@ def test_real_files_give_their_producers_logits_at_any_size(name: str) -> None:
         alone = logits if alone is None else alone
         assert relative_error(logits, reference) < PRODUCERS[name], ranks
         assert relative_error(logits, alone) < TOLERANCE, ranks
+        assert not [finding for finding in loaded.plan.findings if "GPTQ" in finding.code or "AWQ" in finding.code]
 
 
 def test_over_worker_processes() -> None:
@@ -63,8 +64,8 @@ SCHEMES = st.builds(
     bits=st.sampled_from([2, 3, 4, 8]),
     group=st.sampled_from([16, 24, 32, 64, 128, -1]),
     order=st.booleans(),
-    version=st.sampled_from(["v1", "v2"]),
-) | st.sampled_from([Scheme("awq", group=group) for group in (16, 32, 64, 128, -1)])
+    version=st.sampled_from(["v1", "v2", "plain"]),
+) | st.sampled_from([Scheme("awq", group=group, version="gemm") for group in (16, 32, 64, 128, -1)])
 
 
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,7 +82,7 @@ def test_random_schemes_shapes_and_splits(
         assert loaded.report.amplification == 1.0
 
 
-@pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(bits=3), Scheme(method="awq")])
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(bits=3), Scheme(method="awq", version="gemm")])
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
@@ -98,6 +99,14 @@ def test_families(family: str, sizes: dict[str, Any], scheme: Scheme, tmp_path: 
     for ranks in (1, 2):
         with engine(tmp_path, ranks) as loaded:
             assert relative_error(loaded.logits(IDS), reference) < TOLERANCE, ranks
+
+
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast"])
+def test_the_other_layouts_of_awq(version: str, tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path, Scheme(method="awq", version=version), intermediate_size=256)
+    for ranks in (1, 2):
+        with engine(tmp_path, ranks) as loaded:
+            assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE, ranks
 
 
 def test_heads_that_are_no_multiple_of_a_pack_word(tmp_path: Path) -> None:
@@ -146,7 +155,7 @@ def test_a_quantised_head(ranks: int, tmp_path: Path) -> None:
 
 
 def test_the_type_that_computes_is_that_of_the_plain_tensors(tmp_path: Path) -> None:
-    write_quantised(tmp_path, Scheme(method="awq"))
+    write_quantised(tmp_path, Scheme(method="awq", version="gemm"))
     edit_tensors(
         tmp_path,
         lambda held: {k: v.bfloat16() if v.dtype.is_floating_point and "scales" not in k else v for k, v in held.items()},
