@@ -29,7 +29,8 @@ def unpack_words(words: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Return the codes of `pack_words`."""
     per = 32 // bits
     shifts = torch.arange(per, dtype=torch.int32, device=words.device)[None, :, None] * bits
-    return ((words[:, None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(0, 1)
+    codes: torch.Tensor = (words[:, None] >> shifts) & (2**bits - 1)
+    return codes.to(torch.uint8).flatten(0, 1)
 
 
 def pack_awq(codes: torch.Tensor) -> torch.Tensor:
