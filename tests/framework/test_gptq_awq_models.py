@@ -74,7 +74,7 @@ def test_random_schemes_shapes_and_splits(
     scheme: Scheme, heads: tuple[int, int], wide: int, ranks: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
-    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "num_hidden_layers": 1}
     plain = write_quantised(folder, scheme, intermediate_size=32 * wide, head_dim=32, hidden_size=96, **sizes)
     ranks = min(ranks, heads[0])
     with engine(folder, ranks) as loaded:
@@ -82,15 +82,18 @@ def test_random_schemes_shapes_and_splits(
         assert loaded.report.amplification == 1.0
 
 
-@pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(bits=3), Scheme(method="awq", version="gemm")])
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+AWQ = Scheme(method="awq", version="gemm")
+
+
 @pytest.mark.parametrize(
-    ("family", "sizes"),
+    ("family", "sizes", "scheme"),
     [
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}),
-        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-        ("phi3", {}),
-        ("qwen2", {}),
-        ("gemma2", {"query_pre_attn_scalar": 32}),
+        *(("qwen3_moe", EXPERTS, scheme) for scheme in (Scheme(), Scheme(order=True), Scheme(bits=3), AWQ)),
+        *(("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, scheme) for scheme in (Scheme(bits=8), AWQ)),
+        *(("phi3", {}, scheme) for scheme in (Scheme(order=True), AWQ)),
+        ("qwen2", {}, Scheme(bits=2)),
+        ("gemma2", {"query_pre_attn_scalar": 32}, Scheme(bits=3)),
     ],
 )
 def test_families(family: str, sizes: dict[str, Any], scheme: Scheme, tmp_path: Path) -> None:
@@ -128,8 +131,7 @@ def test_biases_that_only_the_file_has(ranks: int, tmp_path: Path) -> None:
 
 
 def test_expert_biases_of_zeros_are_left_out_and_others_refused(tmp_path: Path) -> None:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    plain = write_quantised(tmp_path, Scheme(), "qwen3_moe", bias=0.0, chosen=lambda name: ".experts." in name, **sizes)
+    plain = write_quantised(tmp_path, Scheme(), "qwen3_moe", bias=0.0, chosen=lambda name: ".experts." in name, **EXPERTS)
     with engine(tmp_path) as loaded:
         assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE
         assert sum(item.reason == "a bias of zeros" for item in loaded.plan.ledger.ignored) == 2 * 4 * 3
@@ -155,7 +157,7 @@ def test_a_quantised_head(ranks: int, tmp_path: Path) -> None:
 
 
 def test_the_type_that_computes_is_that_of_the_plain_tensors(tmp_path: Path) -> None:
-    write_quantised(tmp_path, Scheme(method="awq", version="gemm"))
+    write_quantised(tmp_path, AWQ)
     edit_tensors(
         tmp_path,
         lambda held: {k: v.bfloat16() if v.dtype.is_floating_point and "scales" not in k else v for k, v in held.items()},
@@ -169,8 +171,7 @@ def test_some_matrices_may_be_plain_in_layers_but_not_among_experts(tmp_path: Pa
     plain = write_quantised(tmp_path / "dense", Scheme(), chosen=lambda name: "mlp" in name)
     with engine(tmp_path / "dense", 2) as loaded:
         assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    write_quantised(tmp_path / "moe", Scheme(), "qwen3_moe", chosen=lambda name: "experts.1." in name, **sizes)
+    write_quantised(tmp_path / "moe", Scheme(), "qwen3_moe", chosen=lambda name: "experts.1." in name, **EXPERTS)
     with pytest.raises(lm.PlanError, match="LM-QUANT-MIXED"):
         lm.plan(tmp_path / "moe")
 
