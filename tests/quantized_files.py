@@ -5,18 +5,21 @@ Nothing here knows the plugins: packing sets single bits, decoding is float64 ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import load_file
 
 from loadmaster_hookspecs.dtypes import BY_TORCH_NAME
 from loadmaster_hookspecs.formats import TensorMeta
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
-from loadmaster_hookspecs.quantization import Claim, Matrix, PackedMatrix, Quantizer
+from loadmaster_hookspecs.quantization import Affine, Claim, Matrix, PackedMatrix, Quantizer
 from loadmaster_hookspecs.sharding import Interval
 
 Ints = npt.NDArray[np.int64]
@@ -43,14 +46,22 @@ class Numbers:
 
 
 def numbers(
-    seed: int, bits: int, out: int, columns: int, groups: Ints, *, symmetric: bool = False, dtype: torch.dtype = torch.float16
+    seed: int,
+    bits: int,
+    out: int,
+    columns: int,
+    groups: Ints,
+    *,
+    symmetric: bool = False,
+    dtype: torch.dtype = torch.float16,
+    step: float = 0.05,
 ) -> Numbers:
-    """Return random numbers for a matrix; zero points cover the whole range unless it is symmetric."""
+    """Return random numbers for a matrix; zero points cover the whole range unless it is symmetric, scales are near `step`."""
     rng = np.random.default_rng(seed)
     count = int(groups.max()) + 1 if len(groups) else 1
     top = 1 << bits
     zeros = np.full((count, out), top // 2) if symmetric else rng.integers(0, top, (count, out))
-    scales = torch.from_numpy(rng.normal(0, 0.05, (count, out))).to(dtype)
+    scales = torch.from_numpy(rng.normal(0, step, (count, out))).to(dtype)
     return Numbers(bits, rng.integers(0, top, (out, columns)), zeros.astype(np.float64), scales, groups)
 
 
@@ -222,3 +233,27 @@ def decode(quantizer: Quantizer, tensors: Mapping[str, torch.Tensor], settings: 
     claim = quantizer.claim(Stored(tensors), settings)
     assert claim is not None
     return rank_matrix(quantizer, claim, tensors, whole(claim)).weight(0, claim.out_features)
+
+
+def check_affine(affine: Affine | None, weights: torch.Tensor) -> None:
+    """Check that codes, scales and zeros, where there are any, make up the weights [rows, columns] bit by bit."""
+    if affine is None:
+        return
+    rows, columns = weights.shape
+    codes = affine.codes(0, rows)
+    assert codes.shape == weights.shape
+    assert codes.dtype == torch.uint8
+    assert affine.scales.shape == affine.zeros.shape == (columns // affine.group_size, rows)
+    ids = torch.arange(columns) // affine.group_size
+    rebuilt = (codes.to(affine.scales.dtype) - affine.zeros.t()[:, ids]) * affine.scales.t()[:, ids]
+    assert torch.equal(rebuilt, weights)
+
+
+def fixture(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor]:
+    """Return the key projection of a producer's own file, its configuration, and the producer's dequantised weights."""
+    folder = Path(__file__).parent / "data" / name
+    prefix = "model.layers.0.self_attn.k_proj."
+    (file,) = folder.glob("*.safetensors")
+    tensors = {key.removeprefix(prefix): value for key, value in load_file(file).items() if key.startswith(prefix)}
+    config = json.loads((folder / "config.json").read_text())
+    return tensors, config, load_file(folder / "expected" / "logits.safetensors")["layer0_k_proj"]

@@ -47,10 +47,11 @@ class AxisMap(msgspec.Struct, frozen=True, kw_only=True):
         for start, stop in ((interval.start, interval.stop) for interval in owned):
             first, last = start // self.per, -(-stop // self.per)
             low = base + start - first * self.per
+            high = low + stop - start
             base += (last - first) * self.per
             if runs and runs[-1][1] == low:
                 low = runs.pop()[0]
-            runs.append((low, low + stop - start))
+            runs.append((low, high))
         return runs
 
     def indices(self, owned: Sequence[Interval]) -> list[int]:

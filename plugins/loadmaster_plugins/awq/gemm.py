@@ -14,6 +14,7 @@ from loadmaster_hookspecs.quantization import Claim, PackedMatrix
 from loadmaster_plugins.awq.nibbles import unpack_rows
 from loadmaster_plugins.awq.settings import BITS
 from loadmaster_plugins.awq.sizes import NIBBLES, AwqSize
+from loadmaster_plugins.grouped.bits import turned
 from loadmaster_plugins.grouped.columns import consecutive
 from loadmaster_plugins.grouped.evidence import Evidence, group_size
 from loadmaster_plugins.grouped.matrix import GroupedMatrix, Rows
@@ -69,7 +70,7 @@ def _rows(part: PackedMatrix, stored: torch.Tensor) -> Rows:
     runs = WORDS_OF_ROWS.kept(part.out)
 
     def rows(start: int, stop: int) -> torch.Tensor:
-        return pick(clip(runs, start, stop), NIBBLES, lambda first, last: unpack_rows(stored[:, first:last].t()), 0)
+        return pick(clip(runs, start, stop), NIBBLES, lambda first, last: unpack_rows(turned(stored[:, first:last])), 0)
 
     return rows
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.quantization import Affine, Claim, PackedMatrix
 from loadmaster_plugins.awq.sizes import NIBBLES, AwqSize, roomy_group_size
+from loadmaster_plugins.grouped.bits import as_bytes
 from loadmaster_plugins.grouped.columns import Grouping, consecutive
 from loadmaster_plugins.grouped.evidence import Evidence
 from loadmaster_plugins.grouped.matrix import padded
@@ -108,6 +109,6 @@ def unpack_blocks(words: torch.Tensor) -> torch.Tensor:
     import torch
 
     quads, columns = words.shape
-    data = words.contiguous().view(torch.uint8).view(quads, columns // BLOCK, INTERLEAVED, 2, 16)
+    data = as_bytes(words).view(quads, columns // BLOCK, INTERLEAVED, 2, 16)
     nibbles = torch.stack((data & 15, data >> 4), -1).view(quads, columns // BLOCK, INTERLEAVED, 2, 4, 2, 4)
     return nibbles.permute(0, 2, 1, 3, 6, 4, 5).reshape(quads * INTERLEAVED, columns)

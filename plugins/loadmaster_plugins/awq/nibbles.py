@@ -15,8 +15,8 @@ def unpack_rows(words: torch.Tensor) -> torch.Tensor:
     """Return the values in the words of every column: int32 [words, columns] to uint8 [words * 8, columns]."""
     import torch
 
-    data = words.contiguous().view(torch.uint8).view(*words.shape, 4)
     values = torch.empty((words.shape[0], len(PLACE), words.shape[1]), dtype=torch.uint8, device=words.device)
+    words = words.contiguous()
     for index, place in enumerate(PLACE):
-        torch.bitwise_right_shift(data[..., place // 2], 4 * (place % 2), out=values[:, index])
+        values[:, index].copy_(words >> 4 * place)
     return values.bitwise_and_(15).flatten(0, 1)

@@ -92,8 +92,9 @@ def _is_gptq(evidence: Evidence, *, labelled: bool) -> bool:
     if scales is not None and len(scales.shape) == len(qweight.shape) == 2:
         if qweight.dtype == "I32" and qweight.shape[1] == scales.shape[1]:
             return True
-        by_row = scales.shape[0] == qweight.shape[0] or scales.shape[1] == 4 * qweight.shape[0]
-        if by_row or scales.shape[1] == 8 * qweight.shape[1]:
+        whole_words = scales.shape[0] == qweight.shape[0] or scales.shape[1] == 8 * qweight.shape[1]
+        half_words = scales.shape[1] == 4 * qweight.shape[0]
+        if (qweight.dtype == "I32" and whole_words) or (qweight.dtype == "I16" and half_words):
             return False
     if not labelled:
         return False

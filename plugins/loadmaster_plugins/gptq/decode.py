@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadmaster_hookspecs.layout import AxisMap
 from loadmaster_hookspecs.quantization import PackedMatrix
-from loadmaster_plugins.grouped.bits import STREAM, unpack_stream
+from loadmaster_plugins.grouped.bits import STREAM, turned, unpack_stream
 from loadmaster_plugins.grouped.columns import consecutive, ordered
 from loadmaster_plugins.grouped.matrix import GroupedMatrix, Rows
 from loadmaster_plugins.grouped.runs import clip, pick
@@ -43,8 +43,10 @@ def _codes(part: PackedMatrix, qweight: torch.Tensor) -> Rows:
     runs = AxisMap(axis="in", per=per, words=words).kept(part.inner)
 
     def codes(start: int, stop: int) -> torch.Tensor:
-        tile = qweight[:, start:stop].t()
-        return pick(runs, per, lambda first, last: unpack_stream(tile[:, first * words : last * words], part.bits), 1)
+        def unpack(first: int, last: int) -> torch.Tensor:
+            return unpack_stream(turned(qweight[first * words : last * words, start:stop]), part.bits)
+
+        return pick(runs, per, unpack, 1)
 
     return codes
 

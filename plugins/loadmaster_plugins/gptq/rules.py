@@ -19,8 +19,9 @@ from loadmaster_plugins.grouped.documents import Reader, Statement
 LONGEST: Final = 1000
 """Characters of a pattern."""
 
-MOST_REPEATS: Final = 5
-"""Repetitions in a pattern: the time to match one grows with this power of a name's length, and both come with the file."""
+MOST_REPEATS: Final = 4
+"""Repetitions in a pattern, one at its end not counted: the time to match grows with this power of a name's length, and both
+come with the file."""
 
 _REPEAT: Final = re.compile(r"(?<!\\)(?:[*+]|\{\d*,\d*\})")
 _REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)(?:[*+]|\{)")
@@ -58,7 +59,7 @@ def applying(rules: Sequence[Rule], name: str) -> Rule | None:
 
 def _rule(reader: Reader, key: str, changes: object) -> Rule:
     skip = key.startswith("-:")
-    pattern = key.removeprefix("-:") if skip else key.removeprefix("+:")
+    pattern = (key.removeprefix("-:") if skip else key.removeprefix("+:")).removesuffix(".*")
     if len(pattern) > LONGEST or len(_REPEAT.findall(pattern)) > MOST_REPEATS or _REPEATED_GROUP.search(pattern):
         why = f"at most {LONGEST} characters and {MOST_REPEATS} repetitions, none of a group, can be matched in bounded time"
         raise reader.refusal("dynamic", key, why, "write the rule as several")

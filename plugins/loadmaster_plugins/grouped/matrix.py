@@ -37,21 +37,19 @@ class GroupedMatrix:
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` in the scales' type.
 
-        The difference is an integer and exact, the product is rounded once: the order of auto-gptq's `QuantLinear.forward` and
-        autoawq's `dequantize_gemm`.
+        Difference and product are exact in float32 for integer zero points and half-precision scales, and the product is
+        rounded once: the same bits as auto-gptq's `QuantLinear.forward` and autoawq's `dequantize_gemm`, which compute in half
+        precision.
         """
         import torch
 
         first, last = min(start, self.rows), min(stop, self.rows)
-        scales = self.grouping.gather(self.scales(first, last))
-        zeros = self.grouping.gather(self.zeros(first, last)).to(scales.dtype)
-        weights = self.codes(first, last).to(scales.dtype, memory_format=torch.contiguous_format)
-        if self.grouping.size:
-            blocks = weights.view(last - first, self.grouping.groups, self.grouping.size)
-            blocks.sub_(zeros.unsqueeze(-1)).mul_(scales.unsqueeze(-1))
-        else:
-            weights.sub_(zeros).mul_(scales)
-        return padded(weights, stop - start, self.shape[1])
+        scales = self.scales(first, last)
+        factors = self.grouping.gather(scales.float()).unsqueeze(-1)
+        zeros = self.grouping.gather(self.zeros(first, last).float()).unsqueeze(-1)
+        weights = self.codes(first, last).to(torch.float32, memory_format=torch.contiguous_format)
+        weights.view(last - first, self.grouping.groups, self.grouping.size or 1).sub_(zeros).mul_(factors)
+        return padded(weights.to(scales.dtype), stop - start, self.shape[1])
 
     def affine(self) -> Affine | None:
         """Return codes, scales and zeros [groups, out] where groups lie together and padding keeps to their borders."""
