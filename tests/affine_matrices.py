@@ -21,7 +21,7 @@ def pack_words(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Return codes [n * 32 / bits, m] packed along the first dimension, lowest bits first: int32 [n, m]."""
     per = 32 // bits
     shifts = torch.arange(per, dtype=torch.int64)[None, :, None] * bits
-    words = (codes.to(torch.int64).reshape(-1, per, codes.shape[1]) << shifts).sum(1)
+    words: torch.Tensor = (codes.to(torch.int64).reshape(-1, per, codes.shape[1]) << shifts).sum(1)
     return words.to(torch.int32)
 
 
@@ -29,7 +29,8 @@ def unpack_words(words: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Return the codes of `pack_words`."""
     per = 32 // bits
     shifts = torch.arange(per, dtype=torch.int32, device=words.device)[None, :, None] * bits
-    return ((words[:, None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(0, 1)
+    codes: torch.Tensor = (words[:, None] >> shifts) & (2**bits - 1)
+    return codes.to(torch.uint8).flatten(0, 1)
 
 
 def pack_awq(codes: torch.Tensor) -> torch.Tensor:

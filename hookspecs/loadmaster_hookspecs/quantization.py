@@ -81,6 +81,8 @@ class PackedMatrix(msgspec.Struct, frozen=True, kw_only=True):
     `path` is the module, or the parameter, that it takes the place of. `out` and `inner` are the intervals of rows and columns
     that the rank owns, `rows` and `columns` their number with padding, `layouts` how its tensors relate to them: their axes are
     called `out` and `in` whatever the model calls them. `count` is the number of matrices in the stack, or 0 for a single one.
+    `segments` has the borders of matrices that were quantised on their own and lie one below the other, where they have tensors
+    that do not run along `out`: those have one entry for each segment.
     """
 
     path: str
@@ -96,6 +98,7 @@ class PackedMatrix(msgspec.Struct, frozen=True, kw_only=True):
     columns: int
     layouts: tuple[TensorLayout, ...]
     count: int = 0
+    segments: tuple[int, ...] = ()
 
 
 class Affine(NamedTuple):

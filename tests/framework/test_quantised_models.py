@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size"
 
 def engine(folder: Path, ranks: int = 1, **options: Any) -> lm.Engine:
     return lm.Engine(
-        folder, tensor_parallel=ranks, executor="inline", dtype="float32", plugins=["loadmaster_nibble", "toykernel"], **options
+        folder, tensor_parallel=ranks, executor="inline", dtype="float32", plugins=["loadmaster_nibble"], **options
     )
 
 

@@ -71,12 +71,13 @@ def test_single_weights(name: str, quantizer: str, dtype: str) -> None:
     assert_product(name, case, ones[70:75], product(ones[70:75]))
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (2, 0), (2, 3), (1, 2, 100)])
 @pytest.mark.parametrize(("name", "quantizer"), CHOICES)
-def test_leading_dimensions(name: str, quantizer: str, leading: tuple[int, ...]) -> None:
-    case = make_case(quantizer)
+def test_leading_dimensions(name: str, quantizer: str, leading: tuple[int, ...], dtype: str) -> None:
+    case = make_case(quantizer, dtype=dtype)
     product = prepared(kernel_for(name, case), case)
-    x = torch.randn(*leading, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(*leading, 128, generator=torch.Generator().manual_seed(1)).to(torch_dtype(dtype))
     assert_product(name, case, x, product(x))
 
 

@@ -83,6 +83,8 @@ def test_without_the_package_the_reason_says_so(quantizer: str) -> None:
         ({"bits": 5}, "5 bits"),
         ({"stacked": True}, "stack"),
         ({"aligned": False}, "shared with another rank"),
+        ({"rows": 0}, "no part"),
+        ({"columns": 0}, "no part"),
         ({"rows": 36}, "36|rows or columns"),
         ({"columns": 160, "group_size": 64}, "160 columns"),
     ],

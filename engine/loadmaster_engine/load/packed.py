@@ -6,11 +6,12 @@ What they mean is known to the plugins alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from loadmaster_engine.load.segments import open_matrix
 from loadmaster_engine.plan.kernels import facts_of
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
@@ -33,7 +34,7 @@ class PackedLinear(torch.nn.Module):
     def prepare(self) -> None:
         """Let the kernel take what it needs, once all tensors are filled; the staged ones are gone afterwards."""
         tensors = {name: parameter for name, parameter in self._parameters.items() if parameter is not None and name != "bias"}
-        matrix = _matrix(self._host, self._part, tensors)
+        matrix = open_matrix(self._host, self._part, tensors)
         kernel = self._host.kernel(self._part.kernel)
         with self._host.attributed(kernel, f"prepare of kernel {kernel.name} for {self._part.path}"):
             self._product = kernel.prepare(matrix, tensors, self._facts)
@@ -64,7 +65,7 @@ class PackedStack(torch.nn.Module):
         """Open every matrix of the stack over its part of the tensors."""
         tensors = {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
         self._matrices = [
-            _matrix(self._host, self._part, {name: tensor[index] for name, tensor in tensors.items()})
+            open_matrix(self._host, self._part, {name: tensor[index] for name, tensor in tensors.items()})
             for index in range(self._part.count)
         ]
 
@@ -103,9 +104,3 @@ def drop_staged(model: torch.nn.Module, names: Sequence[str]) -> None:
 def packed_modules(model: torch.nn.Module) -> Iterator[PackedLinear | PackedStack]:
     """Yield the packed modules of a model."""
     yield from (module for module in model.modules() if isinstance(module, PackedLinear | PackedStack))
-
-
-def _matrix(host: PluginHost, part: PackedMatrix, tensors: Mapping[str, torch.Tensor]) -> Matrix:
-    quantizer = host.quantizer(part.quantizer)
-    with host.attributed(quantizer, f"matrix of quantizer {part.quantizer} for {part.path}"):
-        return quantizer.matrix(part, tensors)

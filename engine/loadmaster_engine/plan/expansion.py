@@ -17,6 +17,8 @@ from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.models import ModelSpec, ModuleSpec, Piece
 
+SEGMENT = "segment"
+
 MATRIX = 2
 """Dimensions of a matrix; a stack of them has one more."""
 
@@ -25,7 +27,7 @@ class Packing(NamedTuple):
     """A parameter that quantised matrices stand for.
 
     `path` is what takes its place in the model: the module of a linear layer, or the parameter of a stack. `prefix` is what the
-    names of its tensors begin with below `module`, `lead` the axes before the matrix.
+    names of its tensors begin with below `module`, `lead` the axes before the matrix, `segments` as in `PackedMatrix`.
     """
 
     path: str
@@ -35,6 +37,7 @@ class Packing(NamedTuple):
     lead: tuple[AxisMap, ...]
     out_axis: str
     in_axis: str
+    segments: tuple[int, ...]
 
     @property
     def layouts(self) -> tuple[TensorLayout, ...]:
@@ -48,7 +51,12 @@ class Packing(NamedTuple):
     def in_model(self, layout: TensorLayout) -> TensorLayout:
         """Return a tensor of the matrix as a tensor of the model's module."""
         dims = [msgspec.structs.replace(dim, axis=self.axis(dim.axis)) for dim in layout.dims]
-        return msgspec.structs.replace(layout, name=self.prefix + layout.name, dims=(*self.lead, *dims), factor=True)
+        lead = (*self.lead, AxisMap(axis=self.axis(SEGMENT))) if self.by_segment(layout) else self.lead
+        return msgspec.structs.replace(layout, name=self.prefix + layout.name, dims=(*lead, *dims), factor=True)
+
+    def by_segment(self, layout: TensorLayout) -> bool:
+        """Return whether a tensor has an entry of its own for each segment."""
+        return bool(self.segments) and not _along_out(layout)
 
 
 class Expanded(NamedTuple):
@@ -125,7 +133,7 @@ class _Expansion:
             if len(claimed) < len(pieces):
                 raise _mixed(name, "some of them are plain")
             placed = [place_piece(piece, self.claims.shown.tensors[piece.tensor], len(tensor.dims)) for piece in pieces]
-            packing = _packing(module, tensor, claimed)
+            packing = _packing(module, tensor, claimed, _segments(placed, claimed[0]))
             axes |= self._other_axes(packing)
             tensors += [packing.in_model(layout) for layout in packing.layouts]
             tensors += self._expand(module, packing, placed, claimed)
@@ -134,7 +142,7 @@ class _Expansion:
 
     def _other_axes(self, packing: Packing) -> dict[str, int]:
         """Return the sizes of the axes that are neither rows nor columns: as long as they are stored."""
-        found: dict[str, int] = {}
+        found = {packing.axis(SEGMENT): len(packing.segments) - 1} if packing.segments else {}
         for layout in packing.layouts:
             shape = self.index.tensors[f"{packing.claimed.prefix}.{layout.name}"].shape
             for dim, extent in zip(layout.dims, shape, strict=True):
@@ -152,7 +160,7 @@ class _Expansion:
         for layout in packing.layouts:
             name = f"{module.path}.{packing.prefix}{layout.name}"
             pairs = zip(placed, claimed, strict=True)
-            self.sources[name] = tuple(stored_piece(piece, each, layout, self.index) for piece, each in pairs)
+            self.sources[name] = tuple(stored_piece(piece, each, packing, layout, self.index) for piece, each in pairs)
         return self._bias(module, packing, placed, claimed)
 
     def _bias(
@@ -179,7 +187,19 @@ class _Expansion:
         return [TensorLayout(name="bias", dims=(AxisMap(axis=packing.out_axis),))]
 
 
-def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed]) -> Packing:
+def _along_out(layout: TensorLayout) -> bool:
+    return any(dim.axis == "out" for dim in layout.dims)
+
+
+def _segments(placed: Sequence[PlacedPiece], claimed: Claimed) -> tuple[int, ...]:
+    """Return the borders of the matrices that lie one below the other, or nothing where all tensors run along their rows."""
+    if all(map(_along_out, claimed.layouts)):
+        return ()
+    borders = {border for piece in placed for border in piece.box[-MATRIX]}
+    return tuple(sorted(borders)) if len(borders) > MATRIX else ()
+
+
+def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed], segments: tuple[int, ...]) -> Packing:
     """Return what stands for one parameter. Raises PlanError where it cannot, or where its matrices differ in kind."""
     name = parameter_name(module, tensor)
     first = claimed[0]
@@ -192,7 +212,7 @@ def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed
     *lead, out, inner = tensor.dims
     path = module.path if single else name
     prefix = "" if single else f"{tensor.name}."
-    return Packing(path, module.path, prefix, first, tuple(lead), out.axis, inner.axis)
+    return Packing(path, module.path, prefix, first, tuple(lead), out.axis, inner.axis, segments)
 
 
 def _kind(claimed: Claimed) -> tuple[object, ...]:
@@ -205,7 +225,7 @@ def _described(claimed: Claimed) -> str:
     return f"{claimed.quantizer} of {claim.bits} bits in groups of {claim.group_size}, {claim.in_features} columns"
 
 
-def stored_piece(piece: PlacedPiece, claimed: Claimed, layout: TensorLayout, index: CheckpointIndex) -> Piece:
+def stored_piece(piece: PlacedPiece, claimed: Claimed, packing: Packing, layout: TensorLayout, index: CheckpointIndex) -> Piece:
     """Return the piece of one stored tensor that belongs to `piece`, a piece of the plain weight it helps to stand for.
 
     Raises PlanError where that is no whole number of stored elements.
@@ -218,6 +238,8 @@ def stored_piece(piece: PlacedPiece, claimed: Claimed, layout: TensorLayout, ind
     shape = index.tensors[name].shape
     sides = {"out": 0, "in": 1}
     starts, extents, at = [], [], [low for low, _ in piece.box[:lead]]
+    if packing.by_segment(layout):
+        at.append(packing.segments.index(piece.box[lead][0]))
     for dim, stored in zip(layout.dims, shape, strict=True):
         if dim.axis not in sides:
             starts.append(0)
@@ -233,7 +255,7 @@ def stored_piece(piece: PlacedPiece, claimed: Claimed, layout: TensorLayout, ind
         starts.append(dim.stored(0, first)[1])
         extents.append((stored if last == whole else dim.stored(0, last)[1]) - starts[-1])
         at.append(dim.stored(0, low)[1])
-    dims = tuple(range(lead, lead + len(shape)))
+    dims = tuple(range(len(at) - len(shape), len(at)))
     return Piece(tensor=name, start=tuple(starts), extent=tuple(extents), at=tuple(at), dims=dims)
 
 

@@ -80,13 +80,14 @@ def _part(packing: Packing, module: ModuleSpec, placement: Placement) -> PackedM
         columns=placement.size(packing.in_axis, size[packing.in_axis]),
         layouts=packing.layouts,
         count=placement.size(packing.lead[0].axis, size[packing.lead[0].axis]) if packing.lead else 0,
+        segments=packing.segments,
     )
 
 
 def facts_of(part: PackedMatrix, device: str, dtype: str) -> MatrixFacts:
     """Return what kernels are told about one rank's part of a matrix."""
     group = part.group_size
-    whole = sum(interval.size for interval in part.inner) == part.columns
+    whole = sum(interval.size for interval in part.inner) == part.columns and not part.segments
     return MatrixFacts(
         quantizer=part.quantizer,
         bits=part.bits,

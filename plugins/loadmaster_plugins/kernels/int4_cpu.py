@@ -15,10 +15,10 @@ from loadmaster_plugins.kernels.tiles import tiles
 if TYPE_CHECKING:
     import torch
 
-MANY_ROWS: Final = 160
-"""Rows from which unpacking is faster where bfloat16 products are emulated; measured on AVX-512 without bfloat16."""
+MANY_ROWS: Final = 144
+"""Rows from which unpacking is faster where bfloat16 products are emulated; between 128 and 150 on AVX-512 without them."""
 
-MANY_ROWS_NATIVE: Final = 96
+MANY_ROWS_NATIVE: Final = 80
 """The same where the processor multiplies bfloat16 itself; an estimate from the cost of unpacking and of that product."""
 
 

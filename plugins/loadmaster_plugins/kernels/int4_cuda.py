@@ -1,7 +1,7 @@
 """Products with a packed int4 matrix on CUDA: torch's tensor-core kernel, which computes in bfloat16.
 
-Source of the layout: `_convert_weight_to_int4pack_cuda` in `aten/src/ATen/native/cuda/int4mm.cu` of PyTorch. It takes two
-codes per byte, the even column in the high half, and returns int32 [out / 8, in / (16 * inner), 32, inner / 2]: blocks of 8 rows.
+Source of the layout: `_convert_weight_to_int4pack_cuda` in PyTorch's `aten/src/ATen/native/cuda/int4mm.cu`. It takes two codes
+per byte, the even column in the high half, and returns int32 [out / 8, in / (16 * inner), 32, inner / 2], blocks of 8 rows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Rows lie in blocks. A block of `n` rows is [columns, n / 2] bytes, so blocks follow one another without gaps and can be made
 one by one. In a whole block byte `j` of a column holds row `j` in its low and row `j + n / 2` in its high half where torch
 uses vector instructions; without them, and in a last block that is short, it holds rows `2 j` and `2 j + 1`. How many rows a
-block has depends on the vectors' width. Source: `weight_to_int4pack_kernel` in `aten/src/ATen/native/cpu/int4mm_kernel.cpp` of PyTorch.
+block has depends on the vectors' width. Source: `weight_to_int4pack_kernel` in PyTorch's `aten/src/ATen/native/cpu/`, file
+`int4mm_kernel.cpp`.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class AutoAwq:
             (not installed(PACKAGE), "the package autoawq is not installed"),
             (facts.bits != 4, f"weights of {facts.bits} bits, not 4"),
             (facts.stacked, "one of several matrices in a stack"),
+            (facts.rows == 0 or facts.columns == 0, "this rank has no part of it"),
             (not facts.aligned, "a scale group is shared with another rank, or short"),
             (facts.group_size == 0 or facts.columns % facts.group_size != 0, f"{facts.columns} columns are not whole groups"),
             (facts.rows % WORD != 0, f"{facts.rows} rows are no multiple of {WORD}"),

@@ -35,13 +35,14 @@ class AutoGptq:
     name = "auto-gptq"
 
     def judge(self, facts: MatrixFacts) -> Suitability:
-        """Suits a whole-word, whole-group part of a GPTQ matrix where the package is installed; never before `dequant`."""
+        """Suits whole words and whole groups, or act-order, where the package is installed; never before `dequant`."""
         checks = (
             (facts.quantizer != "gptq", f"a matrix of {facts.quantizer}, not gptq"),
             (not installed(PACKAGE), "the package auto-gptq is not installed"),
             (facts.bits not in BITS, f"weights of {facts.bits} bits"),
             (facts.stacked, "one of several matrices in a stack"),
-            (not facts.aligned, "a scale group is shared with another rank, or short"),
+            (facts.rows == 0 or facts.columns == 0, "this rank has no part of it"),
+            (facts.group_size != 0 and not facts.aligned, "a scale group is shared with another rank, or short"),
             (facts.rows % WORD != 0 or facts.columns % WORD != 0, f"rows or columns are no multiple of {WORD}"),
             (facts.group_size != 0 and facts.columns % facts.group_size != 0, f"{facts.columns} columns are not whole groups"),
         )
