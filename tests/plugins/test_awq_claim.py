@@ -54,6 +54,12 @@ def test_the_group_size_comes_from_tensors_where_the_configuration_is_wrong() ->
     assert (claim.group_size, codes(claim)) == (64, ["LM-AWQ-GROUP-SIZE"])
 
 
+@pytest.mark.parametrize("said_size", [256, 512, -1])
+def test_a_group_is_never_longer_than_a_row(said_size: int) -> None:
+    claim = claimed(gemm_tensors(numbers(0, 4, 32, 256, np.zeros(256, np.int64))), said(group_size=said_size))
+    assert (claim.group_size, codes(claim)) == (256, [])
+
+
 def test_files_without_zero_points_are_symmetric() -> None:
     matrix = numbers(0, 4, 32, 256, np.arange(256) // 64, symmetric=True)
     tensors = gemm_tensors(matrix)

@@ -64,11 +64,14 @@ def test_groups_that_lie_together_have_the_affine_form_and_others_have_not() -> 
     tensors = gptq_tensors(matrix)
     claim = GPTQ.claim(Stored(tensors), said(sym=False))
     assert claim is not None
-    forms = {inner: rank_matrix(GPTQ, claim, tensors, Part([(0, 16)], [inner])).affine() for inner in CUTS}
+    parts = {inner: rank_matrix(GPTQ, claim, tensors, Part([(0, 16)], [inner])) for inner in CUTS}
+    weights = torch.from_numpy(matrix.weights()).half()
+    assert all(torch.equal(part.weight(0, 16), weights[:, inner[0] : inner[1]]) for inner, part in parts.items())
+    forms = {inner: part.affine() for inner, part in parts.items()}
     assert {inner: None if form is None else form.group_size for inner, form in forms.items()} == CUTS
 
 
-CUTS = {(0, 96): 32, (32, 96): 32, (16, 96): None, (0, 48): None, (40, 56): 16}
+CUTS = {(0, 96): 32, (32, 96): 32, (16, 96): None, (16, 80): None, (0, 48): None, (40, 56): 16}
 """Columns of one rank, and the group size that it has there: none where a group is partial, unless there is no other."""
 
 
