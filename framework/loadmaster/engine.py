@@ -17,7 +17,9 @@ from loadmaster.checkpoints import SmallFiles, open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
+from loadmaster.preloading import early_modules, modules_for
 from loadmaster.sampling import Request, read_defaults
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
@@ -62,6 +64,7 @@ class Engine:
     ResourceError when memory is short, and WorkerError, naming rank and stage, when a worker fails, dies or is too slow.
     """
 
+    @collector_paused()
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -96,15 +99,18 @@ class Engine:
         )
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
-        with self._timeline.stage("index"):
-            self._index = open_index(self._host, path)
-            preflight(self._host, self._index, settings)
-            self._defaults = read_defaults(self._index)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
-        self._executor = factory.create(preload=self._preload(), on_event=self._observe)
+        early = early_modules(self._host, self._record, path)
+        self._executor = factory.create(preload=early, on_event=self._observe)
         self._tokenizer: Tokenizer | None = None
         try:
+            if early:
+                self._executor.prepare()
+            self._open(path, settings)
+            if not early:
+                modules = modules_for(self._host, self._record, self._index.config)
+                self._executor = factory.create(preload=modules, on_event=self._observe)
             plan, ranks = self._load(settings)
             for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
                 if line:
@@ -198,6 +204,12 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open(self, path: str | os.PathLike[str], settings: PlanSettings) -> None:
+        with self._timeline.stage("index"):
+            self._index = open_index(self._host, path)
+            preflight(self._host, self._index, settings)
+            self._defaults = read_defaults(self._index)
+
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
         plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline)
@@ -230,11 +242,6 @@ class Engine:
             yield
         finally:
             self._lock.release()
-
-    def _preload(self) -> tuple[str, ...]:
-        family = self._host.match_family(self._index.config)
-        with self._host.attributed(family, f"preload of model family {family.name}"):
-            return family.preload(self._index.config)
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:
