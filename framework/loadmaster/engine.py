@@ -7,18 +7,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from loadmaster import memory
 from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
-from loadmaster.checkpoints import SmallFiles, open_index
+from loadmaster.checkpoints import open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
 from loadmaster.preloading import early_modules, modules_for
 from loadmaster.sampling import Request, read_defaults
+from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
@@ -103,7 +105,6 @@ class Engine:
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
         early = early_modules(self._host, self._record, path)
         self._executor = factory.create(preload=early, on_event=self._observe)
-        self._tokenizer: Tokenizer | None = None
         try:
             if early:
                 self._executor.prepare()
@@ -111,6 +112,8 @@ class Engine:
             if not early:
                 modules = modules_for(self._host, self._record, self._index.config)
                 self._executor = factory.create(preload=modules, on_event=self._observe)
+            if factory.separate_processes:
+                self._tokenizer.begin()
             plan, ranks = self._load(settings)
             for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
                 if line:
@@ -140,12 +143,7 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises UsageError when none lies beside the weights."""
-        if self._tokenizer is None:
-            source = self._host.open_source(self._index.source)
-            family = self._host.family(self._plan.data.family)
-            with self._host.attributed(family, f"tokenizer of model family {family.name}"):
-                self._tokenizer = family.tokenizer(self._index, SmallFiles(source))
-        return self._tokenizer
+        return self._tokenizer.get()
 
     def generate(
         self,
@@ -209,6 +207,7 @@ class Engine:
             self._index = open_index(self._host, path)
             preflight(self._host, self._index, settings)
             self._defaults = read_defaults(self._index)
+        self._tokenizer = TokenizerAhead(partial(make_tokenizer, self._host, self._index))
 
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
