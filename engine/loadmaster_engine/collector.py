@@ -23,4 +23,16 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            _age()
             gc.enable()
+
+
+def _age() -> None:
+    """Put all objects into the oldest generation, as if they had outlived collections, which is what most of them would have.
+
+    Otherwise the very next allocation would have all of them walked after all. Where someone keeps objects frozen, nothing is
+    done: `unfreeze` would thaw those as well.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()

@@ -44,6 +44,25 @@ def test_a_collector_that_is_off_stays_off() -> None:
     assert not gc.isenabled()
 
 
+def test_what_is_made_inside_is_old_and_not_walked_at_once() -> None:
+    with collector_paused():
+        made: list[object] = [[] for _ in range(20_000)]
+    assert not any(each is made for each in gc.get_objects(generation=0))
+    assert any(each is made for each in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == 0
+
+
+def test_frozen_objects_stay_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        with collector_paused():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
 def test_a_function_can_be_paused_more_than_once() -> None:
     paused = collector_paused()(gc.isenabled)
     assert [paused(), paused()] == [False, False]
