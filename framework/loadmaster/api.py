@@ -14,6 +14,7 @@ from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.inspection import Inspection
 from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plan import make_plan
 from loadmaster_engine.plan.shares import shares
@@ -34,6 +35,7 @@ def inspect(path: Path, *, selection: PluginSelection | None = None) -> Inspecti
     return inspect_with(PluginHost(selection), os.fspath(path))
 
 
+@collector_paused()
 def plan(
     path: Path,
     *,
@@ -78,6 +80,7 @@ def plan(
     return Plan(make_plan(host, open_index(host, path), settings))
 
 
+@collector_paused()
 def load_model(
     path: Path,
     *,
@@ -103,6 +106,7 @@ def load_model(
     return _load_whole(host, make_plan(host, index, msgspec.structs.replace(settings, untie=True)), index)
 
 
+@collector_paused()
 def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection | None = None) -> LoadReport:
     """Fill an existing module on the CPU from a checkpoint and return what was read.
 
