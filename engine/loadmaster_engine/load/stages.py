@@ -33,6 +33,7 @@ class RankLoad:
     def __init__(self, host: PluginHost, plan: LoadPlan, part: int, device: str, emit: EventSink) -> None:
         self._host = host
         self._rank = plan.ranks[part]
+        self._ranks = plan.settings.tensor_parallel
         self._device = device
         self.emit = emit
         self._seconds: dict[str, float] = {}
@@ -58,7 +59,7 @@ class RankLoad:
         """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
         with self.stage("load", self._rank.bytes_planned):
             before = process_io()
-            transfer = Transfer(self._rank, self._files, self.arena, self._transform)
+            transfer = Transfer(self._rank, self._files, self.arena, self._transform, self._ranks)
             transfer.run(self._throttled())
             after = process_io()
             self.arena.settle()

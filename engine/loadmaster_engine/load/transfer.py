@@ -10,10 +10,11 @@ from threading import Lock
 import numpy as np
 
 from loadmaster_engine.load.arena import Arena
-from loadmaster_engine.load.lanes import LANES, in_lanes
+from loadmaster_engine.load.lanes import LANES, in_lanes, lanes_for
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
 from loadmaster_engine.plan.planner import SCRATCH
+from loadmaster_engine.plan.shares import FileRange
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
 from loadmaster_hookspecs.transforms import Transform
@@ -33,12 +34,15 @@ Work = tuple[ReadOp, Region, Region]
 
 
 class Transfer:
-    """Executes the operations of one rank's plan into its arena, and counts what it moves.
+    """Executes the operations of one rank's plan into its arena, and counts what it moves. `ranks` share the machine.
 
     `held` has, after `run`, the bytes of every mapped file that parameters are views of; they keep the mapping alive.
     """
 
-    def __init__(self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform]) -> None:
+    def __init__(
+        self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform], ranks: int = 1
+    ) -> None:
+        self._ranks = ranks
         self._plan = plan
         self._files = files
         self._arena = arena
@@ -79,10 +83,9 @@ class Transfer:
     def _copied(self) -> Iterator[int]:
         """Execute everything that has to be copied and yield the bytes of each part."""
         work = [(op, source, dest) for op in self._plan.reads if op.via != "mapped" for source, dest in self._parts(op)]
-        if not self._arena.concurrent or len(work) < 2:
-            yield from (self._execute(self._files, item) for item in work)
-            return
-        yield from in_lanes(self._files, work, self._execute)
+        ranges = [FileRange(op.file, source.offset, source.end) for op, source, _ in work]
+        lanes = lanes_for(self._files, ranges, self._ranks) if self._arena.concurrent else 1
+        yield from in_lanes(self._files, work, self._execute, lanes)
 
     def _parts(self, op: ReadOp) -> Iterator[tuple[Region, Region]]:
         """Cut an operation so that neither what it reads nor what it transforms at a time is large."""
