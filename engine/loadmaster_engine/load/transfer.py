@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
 from loadmaster_engine.plan.planner import SCRATCH
 from loadmaster_engine.plan.shares import FileRange
-from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
+from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
 from loadmaster_hookspecs.transforms import Transform
 
@@ -31,6 +32,18 @@ OVERREAD_BYTES = SCRATCH // LANES
 
 Work = tuple[ReadOp, Region, Region]
 """A bounded part of an operation: the operation, the source bytes, and where they go."""
+
+
+class Origin(Protocol):
+    """Where bytes of files come from: the files themselves, or memory into which a rank has read them for all."""
+
+    def read_into(self, file: int, offset: int, view: memoryview) -> None:
+        """Fill `view` from byte `offset` of a file."""
+        ...
+
+    def gather(self, file: int, source: Region, memory: memoryview, dest: Region, *, mapped: bool) -> None:
+        """Copy strided runs of a file to `dest` of `memory`."""
+        ...
 
 
 class Transfer:
@@ -52,9 +65,10 @@ class Transfer:
         self.held: dict[int, Bytes] = {}
         self.counters: Counter[str] = Counter()
         self._counting = Lock()
+        self.concurrent = arena.concurrent
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Map, read and copy everything in file order, then compare tied tensors.
+        """Map, read and copy everything in file order, but for operations `node_once`; then compare tied tensors.
 
         Calls `progress` with the bytes done so far, on the calling thread.
         """
@@ -82,13 +96,14 @@ class Transfer:
 
     def _copied(self) -> Iterator[int]:
         """Execute everything that has to be copied and yield the bytes of each part."""
-        work = [(op, source, dest) for op in self._plan.reads if op.via != "mapped" for source, dest in self._parts(op)]
+        ops = [op for op in self._plan.reads if op.via not in ("mapped", "node_once")]
+        work = [(op, *part) for op in ops for part in self.parts(op, op.source, op.dest)]
         ranges = [FileRange(op.file, source.offset, source.end) for op, source, _ in work]
-        lanes = lanes_for(self._files, ranges, self._ranks) if self._arena.concurrent else 1
-        yield from in_lanes(self._files, work, self._execute, lanes)
+        lanes = lanes_for(self._files, ranges, self._ranks) if self.concurrent else 1
+        yield from in_lanes(self._files, work, self.execute, lanes)
 
-    def _parts(self, op: ReadOp) -> Iterator[tuple[Region, Region]]:
-        """Cut an operation so that neither what it reads nor what it transforms at a time is large."""
+    def parts(self, op: ReadOp, source: Region, dest: Region) -> Iterator[tuple[Region, Region]]:
+        """Cut an operation, or a part of one, so that neither what it reads nor what it transforms at a time is large."""
         limit = COPY_BYTES
         granule = (1, 1)
         if op.transform:
@@ -97,9 +112,10 @@ class Transfer:
                 granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
         if op.via == "overread":
             limit = max(1, min(limit, OVERREAD_BYTES * op.source.nbytes // (op.source.end - op.source.offset)))
-        return chunks(op.source, op.dest, limit, granule)
+        return chunks(source, dest, limit, granule)
 
-    def _execute(self, files: FileSet, item: Work) -> int:
+    def execute(self, files: Origin, item: Work) -> int:
+        """Move a bounded part of an operation from `files` into the arena, and return its bytes of the file."""
         op, source, dest = item
         with self._explained(op):
             if op.transform:
@@ -113,13 +129,12 @@ class Transfer:
     def _explained(self, op: ReadOp) -> Iterator[None]:
         """Say in every error which tensor and file it is about."""
         try:
-            yield
+            with self._files.explained(op.file, op.source.offset):
+                yield
         except LoadmasterError as error:
             raise error.located(tensor=op.tensor) from error
-        except OSError as error:
-            raise self._storage_error(op, error) from error
 
-    def _plain(self, files: FileSet, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
+    def _plain(self, files: Origin, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             if op.via == "direct":
                 files.read_into(op.file, source.offset, memory[dest.offset : dest.end])
@@ -129,7 +144,7 @@ class Transfer:
         return write
 
     def _transformed(
-        self, files: FileSet, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
+        self, files: Origin, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
     ) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             scratch = memoryview(bytearray(source.nbytes))
@@ -148,7 +163,7 @@ class Transfer:
         with self._counting:
             self.counters.update(counters)
 
-    def _dense(self, files: FileSet, op: ReadOp, source: Region, scratch: memoryview) -> None:
+    def _dense(self, files: Origin, op: ReadOp, source: Region, scratch: memoryview) -> None:
         """Bring the bytes of `source` together in `scratch`."""
         if op.via == "direct":
             files.read_into(op.file, source.offset, scratch)
@@ -174,12 +189,3 @@ class Transfer:
         scratch = memoryview(bytearray(source.nbytes))
         self._files.gather(file, source, scratch, tight(source), mapped=True)
         return scratch
-
-    def _storage_error(self, op: ReadOp, error: OSError) -> LoadmasterError:
-        return ResourceError(
-            "LM-STORAGE-READ",
-            "the storage reported an error",
-            where={"file": self._files.name(op.file), "tensor": op.tensor, "offset": op.source.offset},
-            why=str(error),
-            hints=["check the disk or network storage, then load again"],
-        )

@@ -11,6 +11,7 @@ from loadmaster_engine.plan.boxes import intersect
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.exchange import with_shared_scratch
 from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
@@ -108,7 +109,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     tensors = _local_tensors(draft)
     layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
     places = [{binding.parameter: binding for binding in bindings} for bindings, _ in layouts]
-    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread")
+    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread", "node_once")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -119,10 +120,10 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
                 compares[rank] += _compare_ops(draft, local)
             continue
         ops = [_reads(draft, local, places[rank][name]) for rank, local in enumerate(locals_)]
-        for rank, marked in enumerate(mark_repeated(ops, gather=gather)):
+        for rank, marked in enumerate(mark_repeated(ops, gather=gather, once=_once(draft))):
             reads[rank] += marked
             fills[rank] += fill_ops(locals_[rank], places[rank][name].offset)
-    return tuple(
+    return with_shared_scratch(
         RankPlan(
             rank=rank,
             bytes=size,
@@ -135,6 +136,12 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
         )
         for rank, (bindings, size) in enumerate(layouts)
     )
+
+
+def _once(draft: Draft) -> bool:
+    """Return whether bytes for several ranks are read by one of them: on request, and where there is no mapping to share."""
+    mode = draft.settings.read_mode
+    return draft.settings.tensor_parallel > 1 and (mode == "node_once" or (not draft.mappable.at_all and mode != "overread"))
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
@@ -187,7 +194,7 @@ def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
     def via(source: Region, dest: Region) -> ReadVia:
         if place.view is not None:
             return "mapped"
-        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all)
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all, once=_once(draft))
 
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):

@@ -151,7 +151,7 @@ def test_a_covering_range_is_bounded(folder: Path) -> None:
     strided = tuple(op for op in plan.ranks[0].reads if op.via == "overread")
     assert strided
     for op in strided:
-        for source, _ in Transfer(plan.ranks[0], files, HostArena(0), host.transform)._parts(op):
+        for source, _ in Transfer(plan.ranks[0], files, HostArena(0), host.transform).parts(op, op.source, op.dest):
             assert source.end - source.offset <= OVERREAD_BYTES
     assert plan.ranks[0].scratch >= OVERREAD_BYTES
     files.close()
