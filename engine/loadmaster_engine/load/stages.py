@@ -57,7 +57,7 @@ class RankLoad:
         """Bring this rank's share of the node's mapped files into memory, where it is not there yet."""
         start = time.perf_counter()
         before = process_io()
-        self._counters["warmed"] = warm(self._files, ranges, self._throttled())
+        self._counters["warmed"] = warm(self._files, ranges, self._throttled(), self._ranks)
         self._counters["proc_warmed"] = process_io().stored - before.stored
         self._seconds["warm"] = time.perf_counter() - start
 
