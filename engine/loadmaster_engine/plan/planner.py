@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.arena_layout import lay_out
@@ -55,6 +55,8 @@ class Draft:
     ties: Ties
     placements: Sequence[Sequence[ModulePlacement]]
     mappable: Mappable
+    placed: dict[str, list[PlacedPiece]] = field(default_factory=dict)
+    """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
 def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
@@ -164,8 +166,10 @@ def _dtype_of(draft: Draft, parameter: str, declared: str) -> str:
 
 
 def _pieces(draft: Draft, parameter: str, ndim: int) -> list[PlacedPiece]:
-    pieces = draft.spec.sources.get(parameter, ())
-    return [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    if parameter not in draft.placed:
+        pieces = draft.spec.sources.get(parameter, ())
+        draft.placed[parameter] = [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    return draft.placed[parameter]
 
 
 def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> None:

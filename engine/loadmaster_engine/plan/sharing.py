@@ -28,13 +28,13 @@ def mark_repeated(ranks: Sequence[Sequence[ReadOp]], *, gather: bool, once: bool
     marked: list[tuple[ReadOp, ...]] = []
     for ops in ranks:
         row = []
-        for op in ops:
-            key = (op.file, canonical(op.source))
+        keys = [(op.file, canonical(op.source)) for op in ops]
+        for op, key in zip(ops, keys, strict=True):
             if key in seen:
                 via = "gathered" if gather and op.via == "direct" else op.via
                 op = msgspec.structs.replace(op, repeated=True, via=via)
             row.append(op)
-        seen.update((op.file, canonical(op.source)) for op in ops)
+        seen.update(keys)
         marked.append(tuple(row))
     if not once:
         return marked
