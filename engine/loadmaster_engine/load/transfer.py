@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Protocol
@@ -25,6 +25,9 @@ COPY_BYTES = 16 << 20
 
 TRANSFORM_BYTES = SCRATCH // (4 * LANES)
 """Source bytes that a transform gets at a time, at most: with a result twice as wide all lanes stay inside the scratch."""
+
+BUNDLE_BYTES = 1 << 20
+"""Bytes that a thread moves before it asks for more work, at least: handing over a small operation costs more than doing it."""
 
 OVERREAD_BYTES = SCRATCH // LANES
 """Bytes of a range that is read to pick runs out of it, at most."""
@@ -100,7 +103,10 @@ class Transfer:
         work = [(op, *part) for op in ops for part in self.parts(op, op.source, op.dest)]
         ranges = [FileRange(op.file, source.offset, source.end) for op, source, _ in work]
         lanes = lanes_for(self._files, ranges, self._ranks) if self.concurrent else 1
-        yield from in_lanes(self._files, work, self.execute, lanes)
+        yield from in_lanes(self._files, list(bundles(work, len(work) // (4 * LANES))), self._execute_all, lanes)
+
+    def _execute_all(self, files: FileSet, bundle: Sequence[Work]) -> int:
+        return sum(self.execute(files, item) for item in bundle)
 
     def parts(self, op: ReadOp, source: Region, dest: Region) -> Iterator[tuple[Region, Region]]:
         """Cut an operation, or a part of one, so that neither what it reads nor what it transforms at a time is large."""
@@ -189,3 +195,17 @@ class Transfer:
         scratch = memoryview(bytearray(source.nbytes))
         self._files.gather(file, source, scratch, tight(source), mapped=True)
         return scratch
+
+
+def bundles(work: Sequence[Work], most: int) -> Iterator[list[Work]]:
+    """Yield the work in order, in lists of small parts: up to `BUNDLE_BYTES` and, so that all threads get some, `most`."""
+    bundle: list[Work] = []
+    size = 0
+    for item in work:
+        if bundle and (size + item[1].nbytes > BUNDLE_BYTES or len(bundle) >= most):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(item)
+        size += item[1].nbytes
+    if bundle:
+        yield bundle
