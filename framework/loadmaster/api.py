@@ -44,6 +44,7 @@ def plan(
     equal_ranks: bool = False,
     strict: bool = False,
     untie: bool = False,
+    kernel: str = "auto",
     selection: PluginSelection | None = None,
 ) -> Plan:
     """Return the exact load plan of a checkpoint, without reading its weights.
@@ -58,6 +59,7 @@ def plan(
         equal_ranks: refuse splits that leave ranks with different numbers of heads; other sizes are padded.
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.
+        kernel: what multiplies with quantised matrices: `auto`, which takes the best for each, or the name of a kernel.
         selection: which plugins take part (default: what the environment says).
 
     Raises UsageError for wrong arguments, PlanError when there is no such split, IntegrityError for damaged or incomplete
@@ -71,13 +73,19 @@ def plan(
         equal_ranks=equal_ranks,
         strict=strict,
         untie=untie,
+        kernel=kernel,
     )
     host = PluginHost(selection)
     return Plan(make_plan(host, open_index(host, path), settings))
 
 
 def load_model(
-    path: Path, *, dtype: str = "auto", read_mode: ReadMode = "auto", selection: PluginSelection | None = None
+    path: Path,
+    *,
+    dtype: str = "auto",
+    read_mode: ReadMode = "auto",
+    kernel: str = "auto",
+    selection: PluginSelection | None = None,
 ) -> torch.nn.Module:
     """Return the whole model as a plain transformers module on the CPU, loaded in this process.
 
@@ -87,7 +95,7 @@ def load_model(
     """
     host = PluginHost(selection)
     index = open_index(host, path)
-    settings = PlanSettings(dtype=dtype, read_mode=read_mode)
+    settings = PlanSettings(dtype=dtype, read_mode=read_mode, kernel=kernel)
     try:
         return _load_whole(host, make_plan(host, index, settings), index)
     except IntegrityError as error:

@@ -13,12 +13,13 @@ import msgspec
 
 from loadmaster import memory
 from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
-from loadmaster.checkpoints import SmallFiles, open_index
+from loadmaster.checkpoints import open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
 from loadmaster.sampling import Request, read_defaults
 from loadmaster_engine.plan.preflight import preflight
+from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
 from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
@@ -73,6 +74,7 @@ class Engine:
         read_mode: ReadMode = "auto",
         equal_ranks: bool = False,
         strict: bool = False,
+        kernel: str = "auto",
         distributed_init_method: str = "auto",
         on_event: EventSink | None = None,
         selection: PluginSelection | None = None,
@@ -93,12 +95,13 @@ class Engine:
             read_mode=read_mode,
             equal_ranks=equal_ranks,
             strict=strict,
+            kernel=kernel,
         )
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
         with self._timeline.stage("index"):
             self._index = open_index(self._host, path)
-            preflight(self._host, self._index, settings)
+            preflight(self._host, self._index, settings, SmallFiles(self._host.open_source(self._index.source)))
             self._defaults = read_defaults(self._index)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._meeting_file = MeetingFile(distributed_init_method)

@@ -10,6 +10,7 @@ from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
+from loadmaster_engine.load.packed import drop_staged, install, prepare
 from loadmaster_engine.load.process_io import ProcessIo, peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.shared_memory import SharedMemory
@@ -38,6 +39,7 @@ class RankLoad:
         self._rank = plan.ranks[part]
         self._ranks = plan.settings.tensor_parallel
         self._device = device
+        self._dtype = plan.dtype
         self.emit = emit
         self._seconds: dict[str, float] = {}
         self._files = FileSet(plan, host.open_source(plan.source), AttributedFormat(host, host.format(plan.format)))
@@ -51,7 +53,7 @@ class RankLoad:
     def reserve(self, arena: Arena | None = None) -> None:
         """Reserve the arena, exactly the plan's size; or take memory that exists already as the arena."""
         with self.stage("reserve"):
-            self._arena = arena or reserve(self._rank.bytes, self._device, self._rank.rank)
+            self._arena = arena or reserve(self._rank.bytes + self._rank.staging, self._device, self._rank.rank)
 
     def warm(self, ranges: Sequence[FileRange]) -> None:
         """Bring this rank's share of the node's mapped files into memory, where it is not there yet."""
@@ -102,10 +104,22 @@ class RankLoad:
             )
 
     def bind(self, model: CausalModel) -> None:
-        """Bind the model's parameters to the arena."""
+        """Bind the model's parameters to the arena, and let kernels prepare the quantised ones."""
         with self.stage("bind"):
+            if self._rank.packed:
+                install(self._host, model.module, self._rank.packed, self._device, self._dtype)
             bind(model.module, self._rank.bindings, self.arena, self._transfer.held if self._transfer else {})
             move_buffers(model.module, self._device)
+            if self._rank.packed:
+                self._prepare(model)
+
+    def _prepare(self, model: CausalModel) -> None:
+        """Let kernels take what they need, then give back what they need no longer."""
+        prepare(model.module)
+        staged = [binding for binding in self._rank.bindings if binding.staged]
+        if staged:
+            drop_staged(model.module, [binding.parameter for binding in staged])
+            self.arena.release(min(binding.offset for binding in staged))
 
     def verify(self, model: CausalModel) -> RankReport:
         """Prove that nothing is left without storage, and return what this rank did."""

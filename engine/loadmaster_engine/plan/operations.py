@@ -73,6 +73,8 @@ def choose_via(source: Region, dest: Region, mode: ReadMode, *, mappable: bool, 
 
 def fill_ops(local: LocalTensor, offset: int) -> Iterator[FillOp]:
     """Yield the fills for the part of `local` that no block covers: padding at the end of an axis, or all of it."""
+    if local.layout.computed:
+        return
     if not local.blocks:
         yield FillOp(parameter=local.name, dest=Region(offset, local.nbytes))
         return
