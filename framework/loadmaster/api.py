@@ -56,7 +56,8 @@ def plan(
         tensor_parallel: number of ranks to split the model over.
         dtype: `auto` (what the tensors say), `float32`, `bfloat16` or `float16`.
         device: `cpu` or `cuda`.
-        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered` or `overread`.
+        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered`, `overread` or
+            `node_once`.
         equal_ranks: refuse splits that leave ranks with different numbers of heads; other sizes are padded.
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.

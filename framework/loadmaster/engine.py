@@ -26,7 +26,7 @@ from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
-from loadmaster_engine.run.rendezvous import check_init_method
+from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink
@@ -105,6 +105,7 @@ class Engine:
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
+        self._meeting_file = MeetingFile(distributed_init_method)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
         early = early_modules(self._host, self._record, path)
         self._executor = factory.create(preload=early, on_event=self._observe)
@@ -122,7 +123,7 @@ class Engine:
                 if line:
                     self._observe(Notice(rank=HOST_RANK, text=line))
         except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
-            self._executor.stop()
+            self.close()
             raise
         self._plan = Plan(plan)
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
@@ -198,6 +199,7 @@ class Engine:
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""
         self._executor.stop()
+        self._meeting_file.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +230,7 @@ class Engine:
         except IntegrityError as error:
             if error.code != "LM-TIE-DIFFERS":
                 raise
-        self._executor.stop()
+        self.close()
         return self._load(msgspec.structs.replace(settings, untie=True))
 
     @contextmanager

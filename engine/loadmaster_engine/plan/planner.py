@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -14,6 +14,7 @@ from loadmaster_engine.plan.claims import claim_matrices
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.exchange import with_shared_scratch
 from loadmaster_engine.plan.expansion import expand
 from loadmaster_engine.plan.kernels import choose_kernels
 from loadmaster_engine.plan.ledger import settle
@@ -63,6 +64,8 @@ class Draft:
     placements: Sequence[Sequence[ModulePlacement]]
     packed: Sequence[tuple[PackedMatrix, ...]]
     mappable: Mappable
+    placed: dict[str, list[PlacedPiece]] = field(default_factory=dict)
+    """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
 def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
@@ -128,7 +131,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     tensors = _local_tensors(draft)
     layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
     places = [{binding.parameter: binding for binding in layout.bindings} for layout in layouts]
-    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread")
+    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread", "node_once")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -139,10 +142,10 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
                 compares[rank] += _compare_ops(draft, local)
             continue
         ops = [_reads(draft, local, places[rank][name]) for rank, local in enumerate(locals_)]
-        for rank, marked in enumerate(mark_repeated(ops, gather=gather)):
+        for rank, marked in enumerate(mark_repeated(ops, gather=gather, once=_once(draft))):
             reads[rank] += marked
             fills[rank] += fill_ops(locals_[rank], places[rank][name].offset)
-    return tuple(
+    return with_shared_scratch(
         RankPlan(
             rank=rank,
             bytes=layout.nbytes,
@@ -157,6 +160,12 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
         )
         for rank, layout in enumerate(layouts)
     )
+
+
+def _once(draft: Draft) -> bool:
+    """Return whether bytes for several ranks are read by one of them: on request, and where there is no mapping to share."""
+    mode = draft.settings.read_mode
+    return draft.settings.tensor_parallel > 1 and (mode == "node_once" or (not draft.mappable.at_all and mode != "overread"))
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
@@ -180,8 +189,10 @@ def _dtype_of(draft: Draft, parameter: str, declared: str) -> str:
 
 
 def _pieces(draft: Draft, parameter: str, ndim: int) -> list[PlacedPiece]:
-    pieces = draft.spec.sources.get(parameter, ())
-    return [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    if parameter not in draft.placed:
+        pieces = draft.spec.sources.get(parameter, ())
+        draft.placed[parameter] = [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    return draft.placed[parameter]
 
 
 def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -210,7 +221,7 @@ def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
     def via(source: Region, dest: Region) -> ReadVia:
         if place.view is not None:
             return "mapped"
-        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all)
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all, once=_once(draft))
 
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):
