@@ -10,7 +10,6 @@ from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
-from loadmaster_engine.load.packed import drop_staged, install, prepare
 from loadmaster_engine.load.process_io import ProcessIo, peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.shared_memory import SharedMemory
@@ -107,6 +106,8 @@ class RankLoad:
         """Bind the model's parameters to the arena, and let kernels prepare the quantised ones."""
         with self.stage("bind"):
             if self._rank.packed:
+                from loadmaster_engine.load.packed import install
+
                 install(self._host, model.module, self._rank.packed, self._device, self._dtype)
             bind(model.module, self._rank.bindings, self.arena, self._transfer.held if self._transfer else {})
             move_buffers(model.module, self._device)
@@ -115,6 +116,8 @@ class RankLoad:
 
     def _prepare(self, model: CausalModel) -> None:
         """Let kernels take what they need, then give back what they need no longer."""
+        from loadmaster_engine.load.packed import drop_staged, prepare
+
         prepare(model.module)
         staged = [binding for binding in self._rank.bindings if binding.staged]
         if staged:
