@@ -23,10 +23,10 @@ from loadmaster.sampling import Request, read_defaults
 from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
 from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink

@@ -7,8 +7,8 @@ from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Final
 
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import Tokenizer
 

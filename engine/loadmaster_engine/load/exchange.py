@@ -20,6 +20,7 @@ from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import as_array
 from loadmaster_engine.load.transfer import Transfer, Work
 from loadmaster_engine.plan.exchange import Round, cut, shared_bytes
+from loadmaster_hookspecs.errors import LoadmasterError
 from loadmaster_hookspecs.plan import RankPlan, Region
 
 READ_BYTES = 8 << 20
@@ -99,10 +100,18 @@ class Exchange:
         """Read into the half of round `number`, or copy out of the other one; return the bytes that reached the arena."""
         if not isinstance(item, Fetch):
             return self._transfer.execute(self._windows[number - 1], item)
-        with files.explained(item.file, item.start):
-            size = item.stop - item.start
-            files.read_into(item.file, item.start, self._memory(number)[item.place : item.place + size])
+        size = item.stop - item.start
+        try:
+            with files.explained(item.file, item.start):
+                files.read_into(item.file, item.start, self._memory(number)[item.place : item.place + size])
+        except LoadmasterError as error:
+            raise error.located(tensor=self._tensor(item)) from error
         return 0
+
+    def _tensor(self, item: Fetch) -> str:
+        """Return the tensor that a range begins in, or the first one that this rank takes of it."""
+        spans = ((op.tensor, source) for op, source, _ in self._parts if op.file == item.file)
+        return next((name for name, source in spans if source.offset < item.stop and source.end > item.start), "another rank's")
 
     def _fetches(self, number: int) -> Iterator[Fetch]:
         for part in self._rounds[number].share:

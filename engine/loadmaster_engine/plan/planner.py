@@ -23,10 +23,10 @@ from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise,
 from loadmaster_engine.plan.placements import place_modules
 from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plan.ties import Ties, resolve_ties
 from loadmaster_engine.plan.views import Mappable, file_view, mappable, wants_views
 from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import ModelSpec
