@@ -95,9 +95,9 @@ def tensors(proportions: Proportions) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def write_checkpoint(folder: Path, proportions: Proportions) -> None:
     """Write configuration, tokenizer and weights into an existing folder; the same bytes every time."""
-    _write_json(folder / "config.json", _config(proportions))
-    _write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    _write_tokenizer(folder)
+    write_json(folder / "config.json", configuration(proportions))
+    write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
+    write_tokenizer(folder)
     everything = list(tensors(proportions))
     total = sum(_nbytes(shape) for _, shape in everything)
     parts = _split(everything, total / proportions.files)
@@ -108,7 +108,7 @@ def write_checkpoint(folder: Path, proportions: Proportions) -> None:
         _write_file(folder / name, part, numbers)
         weight_map |= dict.fromkeys((tensor for tensor, _ in part), name)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    _write_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def _split(everything: Sequence[tuple[str, tuple[int, ...]]], target: float) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -152,7 +152,8 @@ def _values(shape: tuple[int, ...], numbers: np.random.Generator) -> Iterator[np
         yield (bits & SIGN_AND_FRACTION) | SMALL
 
 
-def _config(proportions: Proportions) -> dict[str, object]:
+def configuration(proportions: Proportions) -> dict[str, object]:
+    """Return the model's `config.json`."""
     p = proportions
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -174,7 +175,7 @@ def _config(proportions: Proportions) -> dict[str, object]:
     }
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of bytes; the model's further token ids have no text."""
     special = ["<unk>", "<s>", "</s>"]
     alphabet = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -184,7 +185,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _nbytes(shape: tuple[int, ...]) -> int:
@@ -194,5 +195,6 @@ def _nbytes(shape: tuple[int, ...]) -> int:
     return total
 
 
-def _write_json(path: Path, document: object) -> None:
+def write_json(path: Path, document: object) -> None:
+    """Write a document as JSON."""
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -29,17 +29,22 @@ class EnvironmentFailed(Exception):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is installed, beside what may be taken out again, and whether the project's own pins hold for it."""
+    """What is installed, beside what may be taken out again, and whether the project's own pins hold for it.
+
+    `alone` is installed last and without its dependencies, for packages that ask for more than they need.
+    """
 
     name: str
     requirements: tuple[str, ...]
+    alone: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     pinned_as_here: bool = True
 
     @property
     def folder(self) -> str:
         """The folder's name: it changes with what is installed."""
-        text = "\n".join((sys.version, *self.requirements, "-", *self.remove, str(self.pinned_as_here)))
+        alone = ("alone", *self.alone) if self.alone else ()
+        text = "\n".join((sys.version, *self.requirements, *alone, "-", *self.remove, str(self.pinned_as_here)))
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -81,6 +86,8 @@ def python_of(environment: Environment, cache: Path) -> Path:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     constraints = ["-c", str(ROOT / "constraints.txt")] if environment.pinned_as_here else []
     _run([*pip, "install", "--quiet", *constraints, *environment.requirements])
+    if environment.alone:
+        _run([*pip, "install", "--quiet", *constraints, "--no-deps", *environment.alone])
     if environment.remove:
         _run([*pip, "uninstall", "--quiet", "--yes", *environment.remove])
     (folder / ".ready").touch()

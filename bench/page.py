@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.chart import bar_chart
+from bench.marks import BEGIN, END, put_between_marks
 from bench.records import Condition, Goal, Measurement, Report
 from bench.summary import FIGURES, Rounds, Span
-
-BEGIN: Final = "<!-- results: begin -->"
-END: Final = "<!-- results: end -->"
 
 TITLES: Final[dict[Condition, str]] = {
     "hot": "Page cache hot",
@@ -25,12 +23,9 @@ def write_page(report: Report, page: Path) -> None:
     """Put the report's tables into `page`, which is made where it does not exist, and its chart beside it."""
     chart = page.with_suffix(".svg")
     chart.write_text(draw(report), encoding="utf-8")
-    text = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmark\n\n{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no place for results: the marks {BEGIN} and {END} are missing")
-    page.write_text(f"{before}{BEGIN}\n\n{render(report, chart.name)}\n{END}{after}", encoding="utf-8")
+    if not page.exists():
+        page.write_text(f"# Benchmark\n\n{BEGIN}\n{END}\n", encoding="utf-8")
+    put_between_marks(page, render(report, chart.name))
 
 
 def draw(report: Report) -> str:

@@ -20,7 +20,8 @@ from bench.contestants import DEFAULT_PEERS, contestants
 from bench.expected import expected_sums
 from bench.goals import Judge
 from bench.import_times import summed
-from bench.page import BEGIN, END, write_page
+from bench.marks import BEGIN, END
+from bench.page import write_page
 from bench.page_cache import drop, resident, warm
 from bench.records import Goal, Measurement, Report, Settings
 from bench.runs.sums import MODULUS, merge_sums, words_sum
