@@ -15,6 +15,7 @@ from loadmaster_engine.run.collectives import attach
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
 from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
+from loadmaster_engine.run.paged.part import ServingPart
 from loadmaster_engine.run.sampler import Sampler
 from loadmaster_hookspecs.errors import UsageError, WorkerError
 from loadmaster_hookspecs.events import StageStarted
@@ -28,7 +29,8 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, logits.
+    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, end, logits for one batch, or
+    probe, reserve_kv and step for many requests. `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -42,6 +44,7 @@ class WorkerService:
         self._model: CausalModel | None = None
         self._batch: Batch | None = None
         self._sampler: Sampler | None = None
+        self._serving: ServingPart | None = None
         self._ops: dict[str, Callable[[bytes, EventSink], Result]] = {
             "assign": self._assign,
             "open": self._open,
@@ -55,6 +58,10 @@ class WorkerService:
             "append": self._append,
             "end": self._end,
             "logits": self._logits,
+            "probe": lambda body, _: self._served.probe(body),
+            "reserve_kv": lambda body, _: self._served.reserve(body),
+            "step": lambda body, _: self._served.step(body),
+            "alive": lambda _body, _emit: Result(),
         }
 
     def handle(self, op: str, body: bytes, emit: EventSink) -> Result:
@@ -158,6 +165,12 @@ class WorkerService:
         if self._model is None:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to run before its model was bound")
         return self._model
+
+    @property
+    def _served(self) -> ServingPart:
+        if self._serving is None:
+            self._serving = ServingPart(self._running, self._rank, self._device)
+        return self._serving
 
     @property
     def _device(self) -> str:
