@@ -47,10 +47,14 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank keeps per token, and the memory in bytes that the step took for a while (0 where it is not known)."""
+    """What a rank keeps per token, and the memory in bytes that the step took for a while (0 where it is not known).
+
+    `free` is the memory in bytes that the rank's device has left, 0 on the CPU, where the host looks itself.
+    """
 
     layout: KvLayout
     activation: int
+    free: int = 0
 
 
 class ReserveKv(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +65,7 @@ class ReserveKv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """Op `step`: copy blocks (`source`, `target`), then run the rows. Answered with Drawn, one per row with sampling, by rank 0."""
+    """Op `step`: copy blocks (`source`, `target`), then run the rows. Rank 0 answers with Drawn."""
 
     rows: tuple[Row, ...]
     copies: tuple[tuple[int, int], ...] = ()

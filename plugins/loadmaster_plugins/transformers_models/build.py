@@ -35,11 +35,8 @@ class TransformersModel:
         self._model = module
         names = inspect.signature(type(module).forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
-        configs = {
-            id(part.config): part.config
-            for part in module.modules()
-            if isinstance(getattr(part, "config", None), PreTrainedConfig)
-        }
+        parts = [getattr(part, "config", None) for part in module.modules()]
+        configs = {id(config): config for config in parts if isinstance(config, PreTrainedConfig)}
         self._ordinary = {key: config._attn_implementation for key, config in configs.items()}
         self._configs = configs
         self._attention = ""
@@ -103,7 +100,7 @@ class TransformersModel:
         return logits
 
     def _use(self, attention: str) -> None:
-        """Have all modules call this attention, or each the one it was built with. Modules look it up in their configuration."""
+        """Have all modules call this attention, or each the one it was built with: they look it up in their configuration."""
         if attention != self._attention:
             for key, config in self._configs.items():
                 config._attn_implementation = attention or self._ordinary[key]

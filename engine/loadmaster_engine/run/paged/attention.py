@@ -57,11 +57,11 @@ class StepCache:
             output[decodes.rows] = self._decode(rows[decodes.rows], keys, values, decodes, form, index)
         for chunk in reads.chunks:
             part = slice(chunk.begin, chunk.end)
-            if chunk.blocks is None:
-                seen = (_chosen(tensor[:, :, part], index) for tensor in (key, value))
-            else:
-                seen = (_chosen(self._gather(tensor, chunk.blocks, 1, chunk.keys), index) for tensor in (keys, values))
-            output[part] = _attend_chunk(query[:, :, part], *seen, chunk, form)
+            seen_keys, seen_values = (
+                _chosen(new[:, :, part] if chunk.blocks is None else self._gather(kept, chunk.blocks, 1, chunk.keys), index)
+                for new, kept in ((key, keys), (value, values))
+            )
+            output[part] = _attend_chunk(query[:, :, part], seen_keys, seen_values, chunk, form)
         return output.unsqueeze(0)
 
     def _decode(

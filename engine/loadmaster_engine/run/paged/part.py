@@ -47,7 +47,8 @@ class ServingPart:
 
         with torch.inference_mode(), Peak(self._device) as peak:
             self._layout = self._model.kv_layout(decode(body, Probe).tokens)
-        return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes)))
+        free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
+        return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free)))
 
     def reserve(self, body: bytes) -> Result:
         """Answer ReserveKv. An earlier reservation is given back first."""
