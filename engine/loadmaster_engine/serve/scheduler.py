@@ -28,10 +28,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(NamedTuple):
-    """A sequence's part of a step: `count` tokens; `draws` when the next token is wanted."""
+    """A sequence's part of a step: `size` tokens; `draws` when the next token is wanted."""
 
     sequence: Sequence
-    count: int
+    size: int
     draws: bool
 
 
@@ -77,10 +77,10 @@ class Scheduler:
             for sequence in list(self.running):
                 if budget and (sequence.pending == 1) == drawing and sequence in self.running:
                     self._continue(sequence, min(sequence.pending, budget))
-                    budget = self._limits.batch_tokens - sum(part.count for part in self._parts.values())
+                    budget = self._limits.batch_tokens - sum(part.size for part in self._parts.values())
         while budget and self.preemptions == before and self._admit():
             self._plan(self.running[-1], min(self.running[-1].pending, budget))
-            budget = self._limits.batch_tokens - sum(part.count for part in self._parts.values())
+            budget = self._limits.batch_tokens - sum(part.size for part in self._parts.values())
         if not self._parts:
             return None
         return Step(tuple(self._row(part) for part in self._parts.values()), tuple(self._copies))
@@ -91,7 +91,7 @@ class Scheduler:
         outcomes = []
         for part in self._parts.values():
             sequence = part.sequence
-            sequence.computed += part.count
+            sequence.computed += part.size
             self._publish(sequence)
             if part.draws:
                 token = next(tokens)
@@ -187,7 +187,7 @@ class Scheduler:
 
     def _row(self, part: Part) -> Row:
         sequence = part.sequence
-        end = sequence.computed + part.count
+        end = sequence.computed + part.size
         return Row(
             tuple(sequence.tokens[sequence.computed : end]),
             sequence.computed,

@@ -62,18 +62,21 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int) -> None
     tokens = settings.block_size if settings.max_model_len == "auto" else settings.max_model_len
     kv = tokens * token if settings.kv_bytes == "auto" else settings.kv_bytes
     activation = activation_bound(outline, plan.dtype, ranks, settings, tokens)
-    need = weights + scratch + activation + kv
-    if need <= available:
+    share = 1 + GATHERED / outline.num_layers
+    usable = int(available * (1 - MARGIN))
+    need = weights + scratch + activation + int(kv * share)
+    if need <= usable:
         return
-    fit = max(0, available - weights - scratch - activation) // token
+    fit = int(max(0, usable - weights - scratch - activation) / share) // token
     raise ResourceError(
         "LM-MEMORY-FIT",
-        f"the model does not fit: {_gb(need)} needed, {_gb(available)} available",
+        f"the model does not fit: {_gb(need)} needed, {_gb(usable)} of {_gb(available)} can be used",
         where={"ranks": ranks, "device": plan.settings.device},
-        why=f"weights {_gb(weights)} + scratch {_gb(scratch)} + activations {_gb(activation)} + keys and values {_gb(kv)}",
+        why=f"weights {_gb(weights)} + scratch {_gb(scratch)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
+        f"{share - 1:.0%} of which is gathered at a time",
         hints=[
             *([f"max_model_len {fit} fits, with kv_bytes {fit * token}"] if fit >= settings.block_size else []),
-            *(["use --dtype bfloat16"] if plan.dtype == "F32" and (weights + activation + kv) / 2 <= available else []),
+            *(["use --dtype bfloat16"] if plan.dtype == "F32" and (need - scratch) / 2 + scratch <= usable else []),
             "free memory or raise the container's limit",
         ],
     )

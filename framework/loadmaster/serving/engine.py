@@ -154,7 +154,7 @@ class AsyncEngine:
 
 
 class _Deliveries:
-    """Collects what one step has to tell and hands it to the event loops, with one call per loop. Used by the thread that steps."""
+    """Collects what one step has to tell and hands it to the event loops, one call each. Used by the thread that steps."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[Any, Delta]]] = defaultdict(list)

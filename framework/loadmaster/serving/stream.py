@@ -19,9 +19,10 @@ class Stream(AsyncIterator[Delta]):
         self._cancel = cancel
         self._ended = False
 
-    def put(self, delta: Delta) -> None:
-        """Add a delta. On the event loop only."""
-        self._queue.put_nowait(delta)
+    @property
+    def put(self) -> Callable[[Delta], None]:
+        """What adds a delta, on the event loop only. It does not keep the stream: a stream that nobody has is cancelled."""
+        return self._queue.put_nowait
 
     async def __anext__(self) -> Delta:
         if self._ended:

@@ -1,4 +1,4 @@
-"""Continuous batching over tiny pools: nobody loses a block, sees another's content, starves, or gets other tokens than alone."""
+"""Continuous batching over tiny pools: no block is lost, nobody sees another's content, starves, or gets tokens of others."""
 
 from __future__ import annotations
 

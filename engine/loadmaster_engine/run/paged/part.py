@@ -45,6 +45,8 @@ class ServingPart:
         """Answer Probe with Probed."""
         import torch
 
+        with torch.inference_mode():
+            self._model.kv_layout(1)  # what libraries take when they are first used is not the step's
         with torch.inference_mode(), Peak(self._device) as peak:
             self._layout = self._model.kv_layout(decode(body, Probe).tokens)
         free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
