@@ -54,7 +54,7 @@ def test_what_remains_is_what_transformers_leaves(values: dict[str, Any], warper
 def test_penalties() -> None:
     prompt, answer = (1, 2, 3), (3, 4, 4, 4)
     seen = torch.tensor([[*prompt, *answer]])
-    expected = RepetitionPenaltyLogitsProcessor(1.3)(seen, LOGITS[:1].clone())[0]  # type: ignore[arg-type]
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(seen, LOGITS[:1].clone())[0]
     assert torch.equal(penalised(LOGITS[0], row(repetition=1.3, prompt=prompt, answer=answer)), expected)
     result = penalised(LOGITS[0], row(presence=0.5, frequency=0.25, prompt=prompt, answer=answer))
     change = (LOGITS[0] - result).tolist()

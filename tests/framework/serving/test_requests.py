@@ -109,12 +109,13 @@ def test_what_cannot_be_is_refused_before_anything_is_queued(folder: Path) -> No
     async def scene() -> None:
         async with opened(folder, max_model_len=32) as engine:
             assert engine.max_model_len == 32
-            for prompt, values, code in [
+            cases: list[tuple[list[int], dict[str, Any], str]] = [
                 ([], {}, "LM-USAGE-PROMPT"),
                 ([10**6], {}, "LM-USAGE-PROMPT"),
                 ([1] * 32, {}, "LM-USAGE-PROMPT"),
                 ([1], {"top_p": 7.0}, "LM-USAGE-SAMPLING"),
-            ]:
+            ]
+            for prompt, values, code in cases:
                 with pytest.raises(lm.UsageError) as caught:
                     engine.generate(prompt, SamplingParams(**values))
                 assert caught.value.code == code
