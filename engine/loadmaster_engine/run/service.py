@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from loadmaster_engine.run.joining import MeetingPoint
 from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
 from loadmaster_engine.run.paged.part import ServingPart
 from loadmaster_engine.run.sampler import Sampler
+from loadmaster_engine.serve.messages import Sleep
 from loadmaster_hookspecs.errors import UsageError, WorkerError
 from loadmaster_hookspecs.events import StageStarted
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
@@ -30,7 +32,7 @@ class WorkerService:
     """One rank of one model.
 
     Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, end, logits for one batch, or
-    probe, reserve_kv and step for many requests. `alive` answers at any time.
+    probe, reserve_kv and step for many requests. `sleep` gives memory back, `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -61,6 +63,7 @@ class WorkerService:
             "probe": lambda body, _: self._served.probe(body),
             "reserve_kv": lambda body, _: self._served.reserve(body),
             "step": lambda body, _: self._served.step(body),
+            "sleep": self._sleep,
             "alive": lambda _body, _emit: Result(),
         }
 
@@ -143,6 +146,16 @@ class WorkerService:
     def _logits(self, body: bytes, emit: EventSink) -> Result:
         logits = prefill_logits(self._running, decode(body, Tokens).ids, self._device)
         return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
+
+    def _sleep(self, body: bytes, emit: EventSink) -> Result:
+        """Give keys and values back, and with weights also the model: it is assigned, loaded and bound again afterwards."""
+        self._serving = None
+        if decode(body, Sleep).weights:
+            self._loading.close()
+            self._load = self._building = self._model = self._batch = self._sampler = None
+        # The model's modules refer to each other, so their memory would otherwise go some time later.
+        gc.collect()
+        return Result()
 
     def _drawn(self, ids: list[int]) -> Result:
         """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""

@@ -64,6 +64,12 @@ class ReserveKv(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
 
 
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `sleep`: give back the memory of keys and values, and with `weights` that of the model. Answered with nothing."""
+
+    weights: bool
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """Op `step`: copy blocks (`source`, `target`), then run the rows. Rank 0 answers with Drawn."""
 

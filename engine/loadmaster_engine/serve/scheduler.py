@@ -67,6 +67,12 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    def lose_blocks(self) -> None:
+        """Note, between two steps, that all contents are lost: whoever ran is computed again, nothing is known any more."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self.pool = BlockPool(self.pool.total)
+
     def schedule(self) -> Step | None:
         """Return the next step, or None when nobody waits."""
         self._parts.clear()

@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from loadmaster.completion import as_token_ids, check_prompts
 from loadmaster.serving.answer import Answer
@@ -68,7 +68,7 @@ class AsyncEngine:
 
     @property
     def model(self) -> ServedModel:
-        """The loaded model with its plan, report and notices."""
+        """The loaded model with its plan, report and notices. It cannot compute while the engine is asleep."""
         return self._model
 
     @property
@@ -102,7 +102,7 @@ class AsyncEngine:
         """Return how the engine is doing. Never waits."""
         loop, counters, scheduler = self._loop, self._loop.counters, self._loop.scheduler
         return EngineStats(
-            stage="failed" if loop.error else self._stage,
+            stage="failed" if loop.error else "asleep" if loop.asleep else self._stage,
             alive=loop.alive,
             last_step_age=time.monotonic() - loop.last_step,
             running=len(scheduler.running),
@@ -118,6 +118,25 @@ class AsyncEngine:
             kv_blocks_total=scheduler.pool.total,
             first_token_seconds=counters.take_first_token_seconds(),
         )
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give memory back between two steps: that of keys and values (1), or that of the weights too (2).
+
+        Requests that run or come stay, and go on after `wake`; what was computed for them is computed again. Sleeping deeper
+        while asleep is possible.
+        """
+        if level not in (1, 2):
+            raise UsageError(
+                "LM-USAGE-SLEEP", f"there is no sleep of level {level!r}", hints=["1: keys and values, 2: weights too"]
+            )
+        await asyncio.wrap_future(self._loop.between_steps(functools.partial(self._fall_asleep, level)))
+
+    async def wake(self) -> None:
+        """Take the memory back, by the same plan, and go on. Does nothing while awake.
+
+        Raises ResourceError LM-MEMORY-FIT, and stays asleep, when others have taken the memory meanwhile.
+        """
+        await asyncio.wrap_future(self._loop.between_steps(self._wake_up))
 
     async def drain(self, timeout: float) -> bool:
         """Accept nothing new and wait for what runs, at most `timeout` seconds; return whether everything ended by itself."""
@@ -138,6 +157,16 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _fall_asleep(self, level: int) -> None:
+        self._loop.scheduler.lose_blocks()
+        self._loop.asleep = True
+        self._model.sleep(weights=level == 2)
+
+    def _wake_up(self) -> None:
+        if self._loop.asleep:
+            self._model.wake()
+            self._loop.asleep = False
 
     def _check(self, ids: Sequence[int], params: SamplingParams, adapter: str) -> None:
         if adapter:

@@ -6,7 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import Future
+from typing import Final, NamedTuple
 
 from loadmaster.serving.answer import Answer
 from loadmaster.serving.counters import Counters
@@ -23,6 +24,13 @@ Call = Callable[[str, bytes], bytes]
 """Sends one call to all ranks and returns the answer of rank 0."""
 
 
+class Errand(NamedTuple):
+    """Something to do between two steps."""
+
+    work: Callable[[], None]
+    done: Future[None]
+
+
 class StepLoop:
     """Owns the scheduler and the thread. `submit`, `cancel` and `stop` may be called from any thread and never wait for a step.
 
@@ -33,11 +41,12 @@ class StepLoop:
         self.scheduler = scheduler
         self.counters = Counters()
         self.error = ""
+        self.asleep = False
         self.last_step = time.monotonic()
         self._call = call
         self._flush = flush
         self._answers: dict[int, Answer] = {}
-        self._inbox: deque[Answer | int] = deque()
+        self._inbox: deque[Answer | int | Errand] = deque()
         self._news = threading.Condition()
         self._stopping = False
         self._ended = False
@@ -66,6 +75,12 @@ class StepLoop:
         """Drop a request, if it has not ended."""
         self._post(number)
 
+    def between_steps(self, work: Callable[[], None]) -> Future[None]:
+        """Have `work` done on the thread, between two steps. `asleep`, which it may set, ends and begins stepping."""
+        errand = Errand(work, Future())
+        self._post(errand)
+        return errand.done
+
     def stop(self, timeout: float) -> bool:
         """Cancel all requests, end the thread after its step, and return whether it ended within `timeout` seconds."""
         with self._news:
@@ -74,12 +89,12 @@ class StepLoop:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _post(self, item: Answer | int) -> None:
+    def _post(self, item: Answer | int | Errand) -> None:
         with self._news:
             if not self._ended:
                 self._inbox.append(item)
                 self._news.notify()
-            elif isinstance(item, Answer):
+            elif not isinstance(item, int):
                 raise WorkerError("LM-ENGINE-FAILED", "the engine has ended and takes no more requests", why=self.error)
 
     def _run(self) -> None:
@@ -101,7 +116,7 @@ class StepLoop:
         """Take requests and cancellations out of the inbox; wait for some when there is nothing else to do."""
         with self._news:
             self._ended = last
-            if not last and not self._inbox and not self._answers and not self._stopping:
+            if not last and not self._inbox and not self._stopping and (self.asleep or not self._answers):
                 self._news.wait(HEARTBEAT_SECONDS)
             items = list(self._inbox)
             self._inbox.clear()
@@ -112,13 +127,25 @@ class StepLoop:
             if isinstance(item, Answer):
                 self.counters.prompt_tokens += len(item.sequence.prompt)
                 self.scheduler.add(item.sequence)
+            elif isinstance(item, Errand):
+                self._do(item, last)
             elif item in self._answers:
                 self.scheduler.drop(self._answers[item].sequence)
                 self._end(item, "cancelled")
 
+    def _do(self, errand: Errand, last: bool) -> None:
+        try:
+            if last:
+                raise WorkerError("LM-ENGINE-FAILED", "the engine has ended", why=self.error)
+            errand.work()
+        except Exception as error:  # boundary: it belongs to who sent the errand # noqa: BLE001
+            errand.done.set_exception(error)
+        else:
+            errand.done.set_result(None)
+
     def _turn(self) -> None:
         """Run one step, or a heartbeat when there is nothing to compute and the last one is a while ago."""
-        step = self.scheduler.schedule()
+        step = None if self.asleep else self.scheduler.schedule()
         if step is None:
             if time.monotonic() - self.last_step >= HEARTBEAT_SECONDS:
                 self._call("alive", b"")
