@@ -15,7 +15,7 @@ import msgspec
 
 from bench.checkpoint import SIZES, checkpoint
 from bench.contestants import DEFAULT_PEERS, Contestant, contestants
-from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, python_of
+from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, compile_own, python_of
 from bench.expected import expected_sums
 from bench.floor_plan import write_ranges
 from bench.goals import Judge
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         ballast=options.ballast,
     )
     cache = _cache()
+    compile_own()
     pythons, unavailable = _environments(settings.peers, cache, here=options.here)
     model = _model(cache, settings.size)
     if "tensorizer" in pythons:

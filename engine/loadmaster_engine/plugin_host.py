@@ -11,6 +11,7 @@ from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import ExecutorFactory, HostRecord
 from loadmaster_hookspecs.formats import FormatLoader
 from loadmaster_hookspecs.models import ModelFamily
+from loadmaster_hookspecs.quantization import MatrixKernel, Quantizer
 from loadmaster_hookspecs.sharding import ShardStrategy
 from loadmaster_hookspecs.sources import Source
 from loadmaster_hookspecs.transforms import Transform
@@ -49,6 +50,22 @@ class PluginHost(Protocol):
 
     def transform(self, name: str, version: int) -> Transform:
         """Return the transform of that name and version."""
+        ...
+
+    def quantizers(self) -> Mapping[str, Quantizer]:
+        """Return all quantizers by name."""
+        ...
+
+    def kernels(self) -> Mapping[str, MatrixKernel]:
+        """Return all kernels for quantised matrices by name."""
+        ...
+
+    def quantizer(self, name: str) -> Quantizer:
+        """Return the quantizer of that name."""
+        ...
+
+    def kernel(self, name: str) -> MatrixKernel:
+        """Return the kernel of that name."""
         ...
 
     def executor(self, name: str) -> ExecutorFactory:

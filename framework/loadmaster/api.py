@@ -14,6 +14,7 @@ from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.inspection import Inspection
 from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plan import make_plan
 from loadmaster_engine.plan.shares import shares
@@ -34,6 +35,7 @@ def inspect(path: Path, *, selection: PluginSelection | None = None) -> Inspecti
     return inspect_with(PluginHost(selection), os.fspath(path))
 
 
+@collector_paused()
 def plan(
     path: Path,
     *,
@@ -44,6 +46,7 @@ def plan(
     equal_ranks: bool = False,
     strict: bool = False,
     untie: bool = False,
+    kernel: str = "auto",
     selection: PluginSelection | None = None,
 ) -> Plan:
     """Return the exact load plan of a checkpoint, without reading its weights.
@@ -53,10 +56,12 @@ def plan(
         tensor_parallel: number of ranks to split the model over.
         dtype: `auto` (what the tensors say), `float32`, `bfloat16` or `float16`.
         device: `cpu` or `cuda`.
-        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered` or `overread`.
+        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered`, `overread` or
+            `node_once`.
         equal_ranks: refuse splits that leave ranks with different numbers of heads; other sizes are padded.
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.
+        kernel: what multiplies with quantised matrices: `auto`, which takes the best for each, or the name of a kernel.
         selection: which plugins take part (default: what the environment says).
 
     Raises UsageError for wrong arguments, PlanError when there is no such split, IntegrityError for damaged or incomplete
@@ -70,13 +75,20 @@ def plan(
         equal_ranks=equal_ranks,
         strict=strict,
         untie=untie,
+        kernel=kernel,
     )
     host = PluginHost(selection)
     return Plan(make_plan(host, open_index(host, path), settings))
 
 
+@collector_paused()
 def load_model(
-    path: Path, *, dtype: str = "auto", read_mode: ReadMode = "auto", selection: PluginSelection | None = None
+    path: Path,
+    *,
+    dtype: str = "auto",
+    read_mode: ReadMode = "auto",
+    kernel: str = "auto",
+    selection: PluginSelection | None = None,
 ) -> torch.nn.Module:
     """Return the whole model as a plain transformers module on the CPU, loaded in this process.
 
@@ -86,7 +98,7 @@ def load_model(
     """
     host = PluginHost(selection)
     index = open_index(host, path)
-    settings = PlanSettings(dtype=dtype, read_mode=read_mode)
+    settings = PlanSettings(dtype=dtype, read_mode=read_mode, kernel=kernel)
     try:
         return _load_whole(host, make_plan(host, index, settings), index)
     except IntegrityError as error:
@@ -95,6 +107,7 @@ def load_model(
     return _load_whole(host, make_plan(host, index, msgspec.structs.replace(settings, untie=True)), index)
 
 
+@collector_paused()
 def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection | None = None) -> LoadReport:
     """Fill an existing module on the CPU from a checkpoint and return what was read.
 

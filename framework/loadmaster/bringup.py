@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import msgspec
 
 from loadmaster.host import PluginHost, live_record
+from loadmaster_engine.plan.exchange import rounds
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
-from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
+from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, Memory, PlanRequest, Turn, assign, decode, encode
 from loadmaster_engine.run.rendezvous import RENDEZVOUS_TIMEOUT
 from loadmaster_hookspecs.errors import LoadmasterError, from_report
 from loadmaster_hookspecs.events import HOST_RANK, Event, Stage, StageFinished, StageStarted
@@ -93,12 +94,27 @@ def bring_up(
             executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
     total = sum(rank.bytes_planned for rank in plan.ranks)
     with timeline.stage("load", total):
-        executor.call("warm", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
-        executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
+        limit = STAGE_TIMEOUT + total / SLOWEST_STORAGE
+        executor.call("warm", b"", timeout=limit)
+        _exchange(executor, len(rounds(plan.ranks)[0]), limit)
+        executor.call("load", b"", timeout=limit)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("verify"):
         return tuple(decode(result.body, RankReport) for result in executor.call("verify", b"", timeout=STAGE_TIMEOUT))
+
+
+def _exchange(executor: Executor, count: int, limit: float) -> None:
+    """Have the ranks pass on what one of them reads for all, in `count` rounds.
+
+    In the call after a round's own every rank copies out of it while the next one is read.
+    """
+    if not count:
+        return
+    made = executor.call("share", encode(Memory()), timeout=STAGE_TIMEOUT)
+    executor.call("share", made[0].body, timeout=STAGE_TIMEOUT)
+    for number in range(count + 1):
+        executor.call("exchange", encode(Turn(number=number)), timeout=limit)
 
 
 def init_method_for(separate_processes: bool, wanted: str, world_size: int) -> str:

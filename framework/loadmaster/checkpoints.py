@@ -11,9 +11,9 @@ import msgspec
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.load.reading import FileSet
+from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plugin_host import PluginHost as AnyHost
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.sources import Source
 
 PIECE_BYTES: Final = 16 << 20
 """Bytes of a tensor that are in memory at a time while it is read, at most."""
@@ -71,17 +71,3 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class SmallFiles:
-    """Reads whole files that lie beside the weights, such as the tokenizer's."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._sizes = {entry.name: entry.size for entry in source.files()}
-
-    def __call__(self, name: str) -> bytes | None:
-        """Return the content of a file, or None when the source has no such file."""
-        if name not in self._sizes:
-            return None
-        return self._source.read(name, 0, self._sizes[name])

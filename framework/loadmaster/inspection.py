@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from loadmaster_engine.attribution import AttributedFormat
+from loadmaster_engine.plan.claims import Claims, claim_matrices
+from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_hookspecs.errors import LoadmasterError
 from loadmaster_hookspecs.findings import Finding, Ignored
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -34,9 +36,10 @@ class InspectedFile(msgspec.Struct, frozen=True, kw_only=True):
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint at a glance. Sizes are bytes.
 
-    `parameters` counts stored elements; in a quantised checkpoint these are the packed words. `outline` is None when no plugin
-    can build the model, and `findings` says why. `quantization` and `adapter` are what their configurations say, or empty.
-    `bytes_read` is what this inspection took out of the source.
+    `parameters` counts weights: a quantised matrix counts as many as it stands for, not its packed words, where a plugin can
+    read it. `outline` is None when no plugin can build the model, and `findings` says why. `quantization` and `adapter` are
+    what their configurations say, or empty; `quantised` is what the tensors are, matrices by kind. `bytes_read` is what this
+    inspection took out of the source.
     """
 
     source: str
@@ -51,11 +54,17 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""
     outline: ModelOutline | None = None
     quantization: str = ""
+    quantised: dict[str, int] = {}
     adapter: str = ""
     generation: dict[str, Any] = {}
     ignored: tuple[Ignored, ...] = ()
     findings: tuple[Finding, ...] = ()
     bytes_read: int = 0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits for one weight, over everything in the checkpoint: scales, embeddings and norms included."""
+        return 8 * self.bytes_total / self.parameters if self.parameters else 0.0
 
 
 def inspect(host: PluginHost, uri: str) -> Inspection:
@@ -67,23 +76,25 @@ def inspect(host: PluginHost, uri: str) -> Inspection:
     source = host.open_source(uri)
     index = AttributedFormat(host, host.detect_format(source)).open(source)
     family, outline, problems = _outline(host, index.config)
+    claims, unread = _claims(host, index, source)
     return Inspection(
         source=index.source,
         format=index.format,
         fingerprint=index.fingerprint,
         files=_files(index),
         tensors=len(index.tensors),
-        parameters=sum(prod(tensor.shape) for tensor in index.tensors.values()),
+        parameters=sum(prod(tensor.shape) for tensor in claims.shown.tensors.values()),
         bytes_total=sum(tensor.nbytes for tensor in index.tensors.values()),
         bytes_by_dtype=_bytes_by_dtype(index),
         architecture=outline.architecture if outline else _architecture(index.config),
         family=family,
         outline=outline,
         quantization=quantization_of(index.config),
+        quantised=_kinds(claims),
         adapter=_adapter(source),
         generation=index.generation,
         ignored=index.ignored,
-        findings=(*index.findings, *problems),
+        findings=(*index.findings, *problems, *claims.findings, *unread),
         bytes_read=source.bytes_read,
     )
 
@@ -115,6 +126,29 @@ def quantization_of(config: Mapping[str, Any]) -> str:
     return ", ".join([str(settings.get("quant_method", "unnamed")), *details])
 
 
+def _claims(host: PluginHost, index: CheckpointIndex, source: Source) -> tuple[Claims, Sequence[Finding]]:
+    """Return the claims of quantizers, or none and the reason why they failed as a finding."""
+    try:
+        return claim_matrices(host, index, source, SmallFiles(source)), ()
+    except LoadmasterError as error:
+        return Claims({}, index, ()), (_as_finding(error, where="weights"),)
+
+
+def _kinds(claims: Claims) -> dict[str, int]:
+    """Return how many matrices there are of each kind: `{"gptq, 4 bits, groups of 128": 224}`."""
+    kinds: Counter[str] = Counter()
+    for claimed in claims.by_weight.values():
+        claim = claimed.claim
+        kinds[kind_of(claimed.quantizer, claim.bits, claim.group_size)] += 1
+    return dict(kinds.most_common())
+
+
+def kind_of(quantizer: str, bits: int, group_size: int) -> str:
+    """Return what a quantised matrix is, in words."""
+    groups = f"groups of {group_size}" if group_size else "groups in any order"
+    return f"{quantizer}, {bits} bits, {groups}"
+
+
 def _outline(host: PluginHost, config: Mapping[str, Any]) -> tuple[str, ModelOutline | None, Sequence[Finding]]:
     """Return the family's name and the outline, or the reason that there is none as a finding."""
     try:
@@ -122,10 +156,14 @@ def _outline(host: PluginHost, config: Mapping[str, Any]) -> tuple[str, ModelOut
         with host.attributed(family, f"outline of model family {family.name}"):
             return family.name, family.outline(config), ()
     except LoadmasterError as error:
-        report = error.report
-        message = f"{report.summary}: {report.why}" if report.why else report.summary
-        fix = report.hints[0] if report.hints else ""
-        return "", None, (Finding(level="warning", code=report.code, where="config.json", message=message, fix=fix),)
+        return "", None, (_as_finding(error, where="config.json"),)
+
+
+def _as_finding(error: LoadmasterError, where: str) -> Finding:
+    report = error.report
+    message = f"{report.summary}: {report.why}" if report.why else report.summary
+    fix = report.hints[0] if report.hints else ""
+    return Finding(level="warning", code=report.code, where=where, message=message, fix=fix)
 
 
 def _files(index: CheckpointIndex) -> tuple[InspectedFile, ...]:

@@ -52,7 +52,7 @@ def paging_notice(plan: LoadPlan, available: int) -> str:
 
     Mapped pages are given up under pressure and come back from storage, so this is slow and not an error.
     """
-    arena = sum(rank.bytes + rank.scratch for rank in plan.ranks)
+    arena = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks)
     mapped = sum(op.source.nbytes for rank in plan.ranks for op in rank.reads if op.via == "mapped" and not op.repeated)
     if not mapped or arena + mapped <= available:
         return ""
@@ -65,7 +65,7 @@ def paging_notice(plan: LoadPlan, available: int) -> str:
 def check_fit(plan: LoadPlan, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, with the sum and the remedy, when the ranks of one node need more than `available`."""
     weights = sum(rank.bytes for rank in plan.ranks)
-    scratch = sum(rank.scratch for rank in plan.ranks)
+    scratch = sum(rank.staging + rank.scratch for rank in plan.ranks)
     if weights + scratch <= available:
         return
     raise ResourceError(
@@ -79,8 +79,8 @@ def check_fit(plan: LoadPlan, available: int) -> None:
 
 def _narrower(plan: LoadPlan, available: int) -> list[str]:
     """Return the remedy that would be enough: half the bytes per element."""
-    weights = sum(rank.bytes for rank in plan.ranks)
-    return ["use --dtype bfloat16"] if plan.dtype == "F32" and weights / 2 <= available else []
+    weights = sum(rank.bytes for rank in plan.ranks if not rank.packed)
+    return ["use --dtype bfloat16"] if plan.dtype == "F32" and 0 < weights / 2 <= available else []
 
 
 def _used(cgroup: Path) -> int:

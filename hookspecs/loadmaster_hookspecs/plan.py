@@ -13,16 +13,19 @@ import msgspec
 from loadmaster_hookspecs.findings import Finding, Ignored
 from loadmaster_hookspecs.formats import FileRef
 from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.quantization import PackedMatrix
 from loadmaster_hookspecs.sharding import ModulePlacement
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
-ReadVia = Literal["mapped", "direct", "gathered", "overread"]
+ReadVia = Literal["mapped", "direct", "gathered", "overread", "node_once"]
 """How bytes travel. `mapped`: not at all, the parameter is a view of the shared file mapping. `direct`: a contiguous range is
 read into the arena. `gathered`: strided runs are copied out of the shared file mapping, so that the page cache fetches each
-byte from storage once per node. `overread`: the range that covers the runs is read and the runs picked out of it."""
+byte from storage once per node. `overread`: the range that covers the runs is read and the runs picked out of it.
+`node_once`: the range that covers what all ranks take is read by one of them, into memory that they share, and every rank
+copies its runs out of that."""
 
-ReadMode = Literal["auto", "mapped", "direct", "gathered", "overread"]
+ReadMode = Literal["auto", "mapped", "direct", "gathered", "overread", "node_once"]
 """What the user asks for. `auto` maps parameters that are contiguous in the file, `mapped` also those that are strided; the
 others copy, and prefer the way that they are named after. Where a mode's own way is impossible, the next best is planned."""
 
@@ -120,7 +123,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter of the rank's model as a view of its arena: `shape` elements of `dtype` from byte `offset` on.
 
     With a `view` it is a view of a mapped file instead and takes no part of the arena. `alias_of` names the parameter whose
-    storage this one shares; such a binding costs no bytes.
+    storage this one shares; such a binding costs no bytes. A `computed` one is filled by the kernel of its matrix after the
+    load, a `staged` one lies behind the arena and is gone by then.
     """
 
     parameter: str
@@ -131,13 +135,16 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     alias_of: str = ""
     view: FileView | None = None
+    computed: bool = False
+    staged: bool = False
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank does: reserve `bytes`, execute `reads` and `fills`, bind `bindings`, cut `modules`.
 
-    `bytes` is the exact size of the weight arena; mapped parameters are not in it. `scratch` bounds the temporary memory of
-    transforms.
+    `bytes` is the exact size of the weight arena; mapped parameters are not in it. `staging` bytes behind it hold what the
+    kernels of `packed` matrices take up while they prepare, and are given back then. `scratch` bounds the temporary memory of
+    transforms, of ranges from which runs are picked, and the rank's part of the memory through which ranks share bytes.
     """
 
     rank: int
@@ -147,6 +154,8 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     bindings: tuple[Binding, ...]
     compares: tuple[CompareOp, ...] = ()
     modules: tuple[ModulePlacement, ...] = ()
+    packed: tuple[PackedMatrix, ...] = ()
+    staging: int = 0
     scratch: int = 0
 
     @property
@@ -185,7 +194,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user asked for; part of the digest.
 
-    `strict` refuses tensors that feed nothing; `untie` gives a tied parameter that the file also stores its own storage.
+    `strict` refuses tensors that feed nothing; `untie` gives a tied parameter that the file also stores its own storage;
+    `kernel` is the name of the kernel for quantised matrices, or `auto`.
     """
 
     tensor_parallel: int = 1
@@ -195,6 +205,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     equal_ranks: bool = False
     strict: bool = False
     untie: bool = False
+    kernel: str = "auto"
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):

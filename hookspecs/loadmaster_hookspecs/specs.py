@@ -15,6 +15,7 @@ from loadmaster_hookspecs.executors import ExecutorFactory
 from loadmaster_hookspecs.formats import FormatLoader
 from loadmaster_hookspecs.markers import hookspec
 from loadmaster_hookspecs.models import ModelFamily
+from loadmaster_hookspecs.quantization import MatrixKernel, Quantizer
 from loadmaster_hookspecs.sharding import ShardStrategy
 from loadmaster_hookspecs.sources import SourceProvider
 from loadmaster_hookspecs.transforms import Transform
@@ -49,6 +50,23 @@ class RegistrationSpecs:
         """Return the model families this plugin can describe and build.
 
         `match`, `outline` and `tokenizer` run in the host without torch; `describe` in the planner; `build` in every worker.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def loadmaster_quantizers(self) -> Sequence[Quantizer]:
+        """Return the ways of storing matrices with few bits that this plugin can decode.
+
+        `settings`, `outline`, `claim` and `layout` run in the planner, `matrix` in every worker. Of several that claim the same
+        tensors the one with the highest score is used; a tie is an error.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def loadmaster_kernels(self) -> Sequence[MatrixKernel]:
+        """Return kernels that multiply with quantised matrices.
+
+        `judge` and `layouts` run in the planner, `prepare` in every worker. The kernel that suits a matrix best is used.
         """
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench import environments
 from bench import main as bench_main
 from bench.ballast import HEADROOM, Ballast, ballast_size
 from bench.checkpoint import SIZES, checkpoint, tensors
@@ -274,3 +275,12 @@ def test_a_small_run_from_end_to_end(tiny: Path, cache: Path, tmp_path: Path, mo
     page = out.with_suffix(".md").read_text()
     assert all(f"| {name} |" in page for name in names)
     assert out.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_our_own_modules_are_compiled_before_they_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine" / "part").mkdir(parents=True)
+    (tmp_path / "engine" / "part" / "module.py").write_text("value = 1\n")
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "OWN", ("engine",))
+    environments.compile_own()
+    assert [file.name.partition(".")[0] for file in tmp_path.rglob("*.pyc")] == ["module"]

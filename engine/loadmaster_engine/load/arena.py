@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from mmap import MADV_DONTNEED
 from typing import TYPE_CHECKING, Protocol
 
 from loadmaster_engine.load.pages import Prefault, anonymous
@@ -36,6 +37,10 @@ class Arena(Protocol):
 
     def settle(self) -> None:
         """Take note that everything is filled."""
+        ...
+
+    def release(self, start: int) -> None:
+        """Give back the memory from byte `start`, the begin of a page, to the end. Nothing may use it any more."""
         ...
 
     def view(self, binding: Binding) -> torch.Tensor:
@@ -89,6 +94,11 @@ class HostArena:
         """End the thread that makes pages ready: what it has not reached was written by then, or is never written."""
         self._prefault.stop()
 
+    def release(self, start: int) -> None:
+        """Return the pages to the operating system; the addresses stay reserved."""
+        if start < self.nbytes:
+            self._memory.madvise(MADV_DONTNEED, start, len(self._memory) - start)
+
     def fill(self, dest: Region, write: Callable[[memoryview, Region], None]) -> None:
         """Let `write` put the bytes where they belong: nothing is staged."""
         write(self._bytes, dest)
@@ -140,6 +150,9 @@ class DeviceArena:
     def settle(self) -> None:
         """Give the buffer in host memory back."""
         self._staging = self._staging.new_empty(0)
+
+    def release(self, start: int) -> None:
+        """Do nothing: a device's allocator gives back whole allocations only."""
 
     def zero(self, dest: Region) -> None:
         """Write zeros on the device."""

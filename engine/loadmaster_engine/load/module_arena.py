@@ -46,6 +46,9 @@ class ModuleArena:
     def settle(self) -> None:
         """Do nothing: the module's memory was there before."""
 
+    def release(self, start: int) -> None:
+        """Do nothing: the memory is the module's."""
+
     def view(self, binding: Binding) -> torch.Tensor:
         """Return the module's own tensor."""
         return self._tensors[binding.parameter]

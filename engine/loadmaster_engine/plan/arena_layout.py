@@ -1,8 +1,10 @@
-"""Where parameters lie in a rank's arena: model order, 64-byte aligned, nothing else in between."""
+"""Where parameters lie in a rank's arena: model order, 64-byte aligned, nothing else in between; staged ones behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from mmap import PAGESIZE
+from typing import NamedTuple
 
 from loadmaster_engine.plan.parameters import LocalTensor
 from loadmaster_hookspecs.errors import PlanError
@@ -12,28 +14,42 @@ ALIGNMENT = 64
 """Bytes. One cache line, and more than any element type needs."""
 
 
-def lay_out(
-    tensors: Iterable[LocalTensor], ties: Mapping[str, str], views: Mapping[str, FileView]
-) -> tuple[tuple[Binding, ...], int]:
-    """Return the bindings of one rank and the exact size of its arena in bytes.
+class Layout(NamedTuple):
+    """The bindings of one rank, the exact bytes of its arena, and the bytes behind it that are given back after the load."""
 
-    Ties share their target's storage. Parameters with one of `views` lie in a file and take no part of the arena.
+    bindings: tuple[Binding, ...]
+    nbytes: int
+    staging: int
+
+
+def lay_out(tensors: Iterable[LocalTensor], ties: Mapping[str, str], views: Mapping[str, FileView]) -> Layout:
+    """Return where everything of one rank lies.
+
+    Ties share their target's storage. Parameters with one of `views` lie in a file and take no part of the arena. Staged ones
+    begin on a page of their own, so that whole pages can be given back.
 
     Raises PlanError where a tied pair is not split alike.
     """
     bindings: dict[str, Binding] = {}
     aliases: list[tuple[LocalTensor, str]] = []
+    staged: list[LocalTensor] = []
     end = 0
     for tensor in tensors:
         if tensor.name in ties:
             aliases.append((tensor, ties[tensor.name]))
-            continue
-        if tensor.name in views:
+        elif tensor.layout.staged:
+            staged.append(tensor)
+        elif tensor.name in views:
             bindings[tensor.name] = _binding(tensor, 0, view=views[tensor.name])
-            continue
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        else:
+            offset = _aligned(end, ALIGNMENT)
+            bindings[tensor.name] = _binding(tensor, offset)
+            end = offset + tensor.nbytes
+    top = _aligned(end, PAGESIZE) if staged else end
+    for tensor in staged:
+        offset = _aligned(top, ALIGNMENT)
         bindings[tensor.name] = _binding(tensor, offset)
-        end = offset + tensor.nbytes
+        top = offset + tensor.nbytes
     for tensor, target in aliases:
         if tensor.shape != bindings[target].shape:
             raise PlanError(
@@ -45,7 +61,11 @@ def lay_out(
             )
         shared = bindings[target]
         bindings[tensor.name] = _binding(tensor, shared.offset, alias_of=target, view=shared.view)
-    return tuple(bindings.values()), end
+    return Layout(tuple(bindings.values()), end, top - end)
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def _binding(tensor: LocalTensor, offset: int, alias_of: str = "", view: FileView | None = None) -> Binding:
@@ -58,4 +78,6 @@ def _binding(tensor: LocalTensor, offset: int, alias_of: str = "", view: FileVie
         role=tensor.role,
         alias_of=alias_of,
         view=view,
+        computed=tensor.layout.computed,
+        staged=tensor.layout.staged,
     )

@@ -44,7 +44,10 @@ def settle(index: CheckpointIndex, ranks: Sequence[RankPlan], ignored: Sequence[
 
 
 def _prove_arena(rank: RankPlan) -> None:
-    """Prove that operations fill every parameter of the rank exactly, and that parameters do not overlap."""
+    """Prove that operations fill every parameter of the rank exactly, and that parameters do not overlap.
+
+    Those that kernels compute have a place, and no operation.
+    """
     regions: dict[str, list[Region]] = defaultdict(list)
     reads: dict[str, list[ReadOp]] = defaultdict(list)
     for read in rank.reads:
@@ -60,10 +63,11 @@ def _prove_arena(rank: RankPlan) -> None:
         if binding.view is not None:
             _prove_view(binding, binding.view, reads[binding.parameter], regions.pop(binding.parameter, []), where)
             continue
-        if binding.offset < end or binding.offset + binding.nbytes > rank.bytes:
+        if binding.offset < end or binding.offset + binding.nbytes > rank.bytes + rank.staging:
             raise IntegrityError("LM-LEDGER-ARENA", "a parameter overlaps another or leaves the arena", where=where)
         end = binding.offset + binding.nbytes
-        fault = tiling_fault(regions.pop(binding.parameter, []), binding.offset, end) if binding.nbytes else None
+        own = regions.pop(binding.parameter, [])
+        fault = tiling_fault(own, binding.offset, end) if binding.nbytes and not binding.computed else None
         if fault:
             raise _fault_error(fault, where, "arena byte")
     if regions:
@@ -137,13 +141,16 @@ def _reads_by_tensor(ranks: Sequence[RankPlan]) -> dict[str, list[Region]]:
 
 
 def _roles(rank: RankPlan) -> dict[str, int]:
-    """Return the bytes that one rank holds by role, mapped ones included; padding and alignment are roles of their own."""
+    """Return the bytes that one rank holds by role, mapped ones included; padding and alignment are roles of their own.
+
+    Staged ones are left out: they are given back before the model serves.
+    """
     roles: Counter[str] = Counter()
     for binding in rank.bindings:
-        if not binding.alias_of:
+        if not binding.alias_of and not binding.staged:
             roles[binding.role] += binding.nbytes
-    filled = {binding.parameter: binding.role for binding in rank.bindings}
-    for op in rank.fills:
+    filled = {binding.parameter: binding.role for binding in rank.bindings if not binding.staged}
+    for op in (op for op in rank.fills if op.parameter in filled):
         roles[filled[op.parameter]] -= op.dest.nbytes
         roles["padding"] += op.dest.nbytes
     roles["alignment"] = rank.bytes + rank.bytes_mapped - sum(roles.values())

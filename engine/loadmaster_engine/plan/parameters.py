@@ -22,10 +22,14 @@ class Block(NamedTuple):
 
 
 class LocalTensor(NamedTuple):
-    """One tensor of one module as one rank holds it. `zeros` tensors have no blocks: another rank contributes them."""
+    """One tensor of one module as one rank holds it.
+
+    `zeros` tensors have no blocks, since another rank contributes them, and `computed` ones have none either.
+    """
 
     name: str
     role: str
+    layout: TensorLayout
     dtype: str
     full_shape: tuple[int, ...]
     shape: tuple[int, ...]
@@ -56,20 +60,16 @@ def localise(module: ModuleSpec, tensor: TensorLayout, placement: Placement, dty
     """Return what one rank holds of a tensor whose module is placed by `placement`."""
     spans = [_spans(dim, module, placement) for dim in tensor.dims]
     shape = tuple(_local_extent(dim, module, placement, span) for dim, span in zip(tensor.dims, spans, strict=True))
-    blocks = () if tensor.name in placement.zeros else tuple(_blocks(spans))
+    blocks = () if tensor.computed or tensor.name in placement.zeros else tuple(_blocks(spans))
     return LocalTensor(
         name=parameter_name(module, tensor),
-        role=role_of(module),
+        role=tensor.role or module.kind,
+        layout=tensor,
         dtype=dtype,
         full_shape=full_shape(module, tensor),
         shape=shape,
         blocks=blocks,
     )
-
-
-def role_of(module: ModuleSpec) -> str:
-    """Return the heading under which a module's bytes are shown."""
-    return module.kind
 
 
 def _spans(dim: AxisMap, module: ModuleSpec, placement: Placement) -> list[tuple[int, int]]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
+from loadmaster_engine.plan.claims import claim_matrices
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.exchange import with_shared_scratch
+from loadmaster_engine.plan.expansion import expand
+from loadmaster_engine.plan.kernels import choose_kernels
 from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
 from loadmaster_engine.plan.placements import place_modules
 from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
+from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plan.ties import Ties, resolve_ties
 from loadmaster_engine.plan.views import Mappable, file_view, mappable, wants_views
 from loadmaster_engine.plugin_host import PluginHost
@@ -35,7 +42,9 @@ from loadmaster_hookspecs.plan import (
     ReadVia,
     Region,
 )
+from loadmaster_hookspecs.quantization import PackedMatrix
 from loadmaster_hookspecs.sharding import ModulePlacement, Placement
+from loadmaster_hookspecs.sources import Source
 
 _WHOLE = Placement()
 
@@ -53,7 +62,10 @@ class Draft:
     dtype: str
     ties: Ties
     placements: Sequence[Sequence[ModulePlacement]]
+    packed: Sequence[tuple[PackedMatrix, ...]]
     mappable: Mappable
+    placed: dict[str, list[PlacedPiece]] = field(default_factory=dict)
+    """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
 def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
@@ -62,20 +74,25 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     Raises PlanError when the model cannot be split as asked, and IntegrityError when the checkpoint does not hold exactly
     what the model needs. Nothing is allocated.
     """
-    outline = preflight(host, index, settings)
+    source = host.open_source(index.source)
+    beside = SmallFiles(source)
+    outline = preflight(host, index, settings, beside)
+    claims = claim_matrices(host, index, source, beside)
     family = host.match_family(index.config)
     with host.attributed(family, f"describe of model family {family.name}"):
-        spec = family.describe(index)
-    source = host.open_source(index.source)
+        spec = family.describe(claims.shown)
+    spec, packings = expand(spec, claims, index, lambda name: _is_zero(index, source, name))
     ties = resolve_ties(spec, index, source, untie=settings.untie)
     parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
     check_missing(spec, index, parameters, ties.aliases)
     ignored, unexpected = check_unexpected(spec, strict=settings.strict)
-    used = (index.tensors[piece.tensor] for pieces in spec.sources.values() for piece in pieces)
-    dtype, remarks = resolve_dtype(settings.dtype, used, index.config)
+    plain = (piece.tensor for pieces in spec.sources.values() for piece in pieces if piece.tensor in claims.shown.tensors)
+    dtype, remarks = resolve_dtype(settings.dtype, (index.tensors[name] for name in plain), index.config)
     strategy = AttributedStrategy(host, host.strategy(STRATEGY))
     placements = place_modules(spec.modules, strategy, topology_of(settings))
-    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, mappable(host, index, source)))
+    modules, packed = choose_kernels(host, spec.modules, packings, placements, settings, dtype)
+    spec = msgspec.structs.replace(spec, modules=modules)
+    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, packed, mappable(host, index, source)))
     _check_transforms(host, ranks)
     return sealed(
         LoadPlan(
@@ -91,7 +108,7 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
             files=index.files,
             ranks=ranks,
             ledger=settle(index, ranks, ignored),
-            findings=_findings(index, spec, ties, (*remarks, *unexpected)),
+            findings=_findings(index, spec, ties, (*remarks, *claims.findings, *unexpected)),
             bytes_read_to_plan=index.bytes_read + source.bytes_read,
         )
     )
@@ -103,12 +120,18 @@ def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
         host.transform(name, version)
 
 
+def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:
+    """Return whether all stored bytes of a small tensor are zero."""
+    tensor = index.tensors[name]
+    return not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
+
+
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     """Return every rank's plan: layout first, then operations parameter by parameter so that shared bytes are seen."""
     tensors = _local_tensors(draft)
     layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
-    places = [{binding.parameter: binding for binding in bindings} for bindings, _ in layouts]
-    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread")
+    places = [{binding.parameter: binding for binding in layout.bindings} for layout in layouts]
+    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread", "node_once")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -119,22 +142,30 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
                 compares[rank] += _compare_ops(draft, local)
             continue
         ops = [_reads(draft, local, places[rank][name]) for rank, local in enumerate(locals_)]
-        for rank, marked in enumerate(mark_repeated(ops, gather=gather)):
+        for rank, marked in enumerate(mark_repeated(ops, gather=gather, once=_once(draft))):
             reads[rank] += marked
             fills[rank] += fill_ops(locals_[rank], places[rank][name].offset)
-    return tuple(
+    return with_shared_scratch(
         RankPlan(
             rank=rank,
-            bytes=size,
+            bytes=layout.nbytes,
             reads=tuple(sorted(reads[rank], key=lambda op: (op.file, op.source.offset))),
             fills=tuple(fills[rank]),
-            bindings=bindings,
+            bindings=layout.bindings,
             compares=tuple(compares[rank]),
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
+            packed=draft.packed[rank],
+            staging=layout.staging,
             scratch=SCRATCH if any(op.transform or op.via == "overread" for op in reads[rank]) else 0,
         )
-        for rank, (bindings, size) in enumerate(layouts)
+        for rank, layout in enumerate(layouts)
     )
+
+
+def _once(draft: Draft) -> bool:
+    """Return whether bytes for several ranks are read by one of them: on request, and where there is no mapping to share."""
+    mode = draft.settings.read_mode
+    return draft.settings.tensor_parallel > 1 and (mode == "node_once" or (not draft.mappable.at_all and mode != "overread"))
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
@@ -143,7 +174,8 @@ def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
     for number, module in enumerate(draft.spec.modules):
         for tensor in module.tensors:
             dtype = _dtype_of(draft, parameter_name(module, tensor), tensor.dtype)
-            _check(draft, parameter_name(module, tensor), full_shape(module, tensor), dtype)
+            if not tensor.computed:
+                _check(draft, parameter_name(module, tensor), full_shape(module, tensor), dtype)
             row = [localise(module, tensor, rank[number].placement, dtype) for rank in draft.placements]
             result.append(split_overlaps(row))
     return result
@@ -157,8 +189,10 @@ def _dtype_of(draft: Draft, parameter: str, declared: str) -> str:
 
 
 def _pieces(draft: Draft, parameter: str, ndim: int) -> list[PlacedPiece]:
-    pieces = draft.spec.sources.get(parameter, ())
-    return [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    if parameter not in draft.placed:
+        pieces = draft.spec.sources.get(parameter, ())
+        draft.placed[parameter] = [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    return draft.placed[parameter]
 
 
 def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -187,7 +221,7 @@ def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
     def via(source: Region, dest: Region) -> ReadVia:
         if place.view is not None:
             return "mapped"
-        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all)
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all, once=_once(draft))
 
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):

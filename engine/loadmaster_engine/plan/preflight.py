@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from loadmaster_engine.attribution import AttributedStrategy
+from loadmaster_engine.plan.claims import settings_of
 from loadmaster_engine.plan.element_types import CHOICES
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import PlanError, UsageError
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.models import ModelOutline
+from loadmaster_hookspecs.models import FileReader, ModelOutline
 from loadmaster_hookspecs.plan import PlanSettings, ReadMode
 from loadmaster_hookspecs.sharding import Topology
 
@@ -40,8 +41,8 @@ def check_settings(settings: PlanSettings) -> None:
             raise UsageError(code, f"unknown {name} {value!r}", hints=[f"use one of: {', '.join(known)}"])
 
 
-def preflight(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> ModelOutline:
-    """Judge settings and split and return the model's outline. Imports no torch and reads nothing.
+def preflight(host: PluginHost, index: CheckpointIndex, settings: PlanSettings, read: FileReader) -> ModelOutline:
+    """Judge settings and split and return the model's outline. Imports no torch and reads small files beside the weights only.
 
     Raises UsageError for unknown settings and PlanError naming module, sizes and the sizes that work when the model cannot be
     split as asked.
@@ -51,8 +52,37 @@ def preflight(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     with host.attributed(family, f"outline of model family {family.name}"):
         outline = family.outline(index.config)
     findings = AttributedStrategy(host, host.strategy(STRATEGY)).check(outline, topology_of(settings))
-    raise_errors(findings)
+    raise_errors([*findings, *_groups(host, index, settings, outline, read)])
     return outline
+
+
+def _groups(
+    host: PluginHost, index: CheckpointIndex, settings: PlanSettings, outline: ModelOutline, read: FileReader
+) -> Iterator[Finding]:
+    """Yield an error for every width that equal ranks could share only by cutting a scale group, or by padding it."""
+    world = settings.tensor_parallel
+    if not settings.equal_ranks or world == 1:
+        return
+    for name, said in settings_of(host, index.config, read).items():
+        quantizer = host.quantizer(name)
+        with host.attributed(quantizer, f"outline of quantizer {name}"):
+            quantised = quantizer.outline(said)
+        group = quantised.group_size if quantised else 0
+        for width, size in outline.widths.items() if group else ():
+            works = group_aligned(size, group)
+            if world not in works:
+                yield Finding(
+                    level="error",
+                    code="LM-PLAN-GROUPS",
+                    where=f"{outline.architecture} {width}",
+                    message=f"{size} columns in groups of {group} cannot be divided equally over {world} ranks",
+                    fix=f"equal sizes that work: {', '.join(map(str, works))}; or allow uneven ranks, which work at any size",
+                )
+
+
+def group_aligned(size: int, group: int, limit: int = 64) -> list[int]:
+    """Return the numbers of equal parts, up to `limit`, into which `size` columns can be cut at the borders of groups."""
+    return [parts for parts in range(1, limit + 1) if size % (group * parts) == 0] or [1]
 
 
 def raise_errors(findings: Sequence[Finding]) -> None:

@@ -48,9 +48,11 @@ def wants_views(index: CheckpointIndex, settings: PlanSettings) -> bool:
 def file_view(local: LocalTensor, pieces: Sequence[PlacedPiece], *, strided: bool) -> FileView | None:
     """Return where the rank's whole parameter lies in a file, or None where it has to be copied.
 
-    It has to when it is padded, joined from several parts, of another type in the file, or not aligned to its element size
-    there; and when it is not one contiguous range, unless `strided`.
+    It has to when it is padded, joined from several parts, of another type in the file, not aligned to its element size there,
+    or rewritten in memory; and when it is not one contiguous range, unless `strided`.
     """
+    if local.layout.scratched or local.layout.staged:
+        return None
     box = _one_box(local)
     piece = next((piece for piece in pieces if box and intersect(piece.box, box) == box), None)
     if box is None or piece is None or piece.tensor.dtype != local.dtype:

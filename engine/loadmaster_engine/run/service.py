@@ -15,7 +15,7 @@ from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
-from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
+from loadmaster_engine.run.messages import Assignment, Meet, Memory, Prompts, Tokens, Turn, decode, encode
 from loadmaster_engine.run.paged.part import ServingPart
 from loadmaster_engine.run.sampler import Sampler
 from loadmaster_engine.serve.messages import Sleep
@@ -31,8 +31,8 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, end, logits for one batch, or
-    probe, reserve_kv and step for many requests. `sleep` gives memory back, `alive` answers at any time.
+    Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, verify; then begin, append, end and logits
+    for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back, `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -53,6 +53,8 @@ class WorkerService:
             "join": self._join,
             "reserve": self._reserve,
             "warm": self._warm,
+            "share": self._share,
+            "exchange": self._exchange,
             "load": self._read,
             "bind": self._bind,
             "verify": self._verify,
@@ -108,6 +110,16 @@ class WorkerService:
 
     def _warm(self, body: bytes, emit: EventSink) -> Result:
         self._loading.warm(self._assigned.share)
+        return Result()
+
+    def _share(self, body: bytes, emit: EventSink) -> Result:
+        address = decode(body, Memory).address
+        if bool(address) == (self._rank == 0):
+            return Result()  # rank 0 has it already; the others have no address yet
+        return Result(body=encode(Memory(address=self._loading.share(self._assigned.rounds, address))))
+
+    def _exchange(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.exchange(decode(body, Turn).number)
         return Result()
 
     def _read(self, body: bytes, emit: EventSink) -> Result:

@@ -37,6 +37,8 @@ def plan_options(command: Decorated) -> Decorated:
         click.option("--read-mode", type=click.Choice(get_args(ReadMode)), default="auto", show_default=True,
                      help="How bytes leave the files."),
         click.option("--equal-ranks", is_flag=True, help="Refuse a split whose ranks differ in size."),
+        click.option("--kernel", default="auto", show_default=True, metavar="NAME",
+                     help="What multiplies with quantised matrices; auto takes the best for each."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

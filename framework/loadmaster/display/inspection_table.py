@@ -27,13 +27,19 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         ("types", types),
         ("model", f"{found.architecture} by {found.family}" if found.family else f"{found.architecture}, no plugin builds it"),
         ("sizes", _sizes(found)),
-        ("quantised", found.quantization),
+        ("quantised", _quantised(found)),
         ("adapter", found.adapter),
         ("sampling", ", ".join(f"{name}={value}" for name, value in found.generation.items() if name in _SAMPLING)),
         ("files", f"{count(len(found.files), 'file')} of tensors, {ignored_text(found.ignored)}"),
         ("read", f"{size(found.bytes_read)} of headers and configuration"),
         ("identity", found.fingerprint),
     ]
+
+
+def _quantised(found: Inspection) -> str:
+    """What the tensors are, or what the configuration says where no plugin reads them."""
+    kinds = ", ".join(f"{count(number, 'matrix', 'matrices')} ({kind})" for kind, number in found.quantised.items())
+    return f"{kinds}; {found.bits_per_weight:.2f} bits per weight over all" if kinds else found.quantization
 
 
 def _sizes(found: Inspection) -> str:

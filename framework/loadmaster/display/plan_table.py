@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from loadmaster.display.columns import align, facts
 from loadmaster.display.findings import finding_lines, ignored_text
+from loadmaster.display.quantised import quantised_lines
 from loadmaster.display.rank_split import heads_line, rank_split
 from loadmaster.display.units import count, size
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
@@ -27,6 +28,7 @@ def _head(plan: LoadPlan) -> list[tuple[str, str]]:
         ("format", plan.format),
         ("model", _model(plan)),
         ("dtype", _dtype(plan)),
+        *quantised_lines(plan),
         ("split", _split(plan)),
     ]
 

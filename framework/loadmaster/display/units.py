@@ -32,9 +32,9 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the right form: `1 file`, `272 tensors`, `49,152 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun in the right form: `1 file`, `272 tensors`, `49,152 rows`; `plural` is an irregular one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def span(intervals: Iterable[Interval], unit: int = 1) -> str:

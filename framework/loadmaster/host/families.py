@@ -10,6 +10,7 @@ import msgspec
 from loadmaster_hookspecs.executors import ExecutorFactory
 from loadmaster_hookspecs.formats import FormatLoader
 from loadmaster_hookspecs.models import ModelFamily
+from loadmaster_hookspecs.quantization import MatrixKernel, Quantizer
 from loadmaster_hookspecs.sharding import ShardStrategy
 from loadmaster_hookspecs.sources import SourceProvider
 from loadmaster_hookspecs.transforms import Transform
@@ -44,6 +45,8 @@ def _members(protocol: type) -> tuple[str, ...]:
 SOURCES: Final = Family[SourceProvider](hook="loadmaster_sources", noun="source", members=_members(SourceProvider))
 FORMATS: Final = Family[FormatLoader](hook="loadmaster_formats", noun="format", members=_members(FormatLoader))
 MODELS: Final = Family[ModelFamily](hook="loadmaster_models", noun="model family", members=_members(ModelFamily))
+QUANTIZERS: Final = Family[Quantizer](hook="loadmaster_quantizers", noun="quantizer", members=_members(Quantizer))
+KERNELS: Final = Family[MatrixKernel](hook="loadmaster_kernels", noun="kernel", members=_members(MatrixKernel))
 STRATEGIES: Final = Family[ShardStrategy](
     hook="loadmaster_shard_strategies", noun="shard strategy", members=_members(ShardStrategy)
 )

@@ -15,7 +15,9 @@ from loadmaster.host.families import (
     COMMANDS,
     EXECUTORS,
     FORMATS,
+    KERNELS,
     MODELS,
+    QUANTIZERS,
     SOURCES,
     STRATEGIES,
     TRANSFORMS,
@@ -32,6 +34,7 @@ from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import ExecutorFactory, HostRecord
 from loadmaster_hookspecs.formats import FormatLoader
 from loadmaster_hookspecs.models import ModelFamily
+from loadmaster_hookspecs.quantization import MatrixKernel, Quantizer
 from loadmaster_hookspecs.sharding import ShardStrategy
 from loadmaster_hookspecs.sources import Source
 from loadmaster_hookspecs.transforms import Transform
@@ -124,6 +127,22 @@ class PluginHost:
     def transform(self, name: str, version: int) -> Transform:
         """Return the transform of that name and version."""
         return self._registry.get(TRANSFORMS, transform_key(name, version))
+
+    def quantizer(self, name: str) -> Quantizer:
+        """Return the quantizer of that name."""
+        return self._registry.get(QUANTIZERS, name)
+
+    def kernel(self, name: str) -> MatrixKernel:
+        """Return the kernel for quantised matrices of that name."""
+        return self._registry.get(KERNELS, name)
+
+    def quantizers(self) -> Mapping[str, Quantizer]:
+        """Return all quantizers by name."""
+        return self._registry.values(QUANTIZERS)
+
+    def kernels(self) -> Mapping[str, MatrixKernel]:
+        """Return all kernels for quantised matrices by name."""
+        return self._registry.values(KERNELS)
 
     def executor(self, name: str) -> ExecutorFactory:
         """Return the executor factory of that name."""

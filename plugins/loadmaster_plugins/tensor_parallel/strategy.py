@@ -102,4 +102,6 @@ def _axis(module: ModuleSpec, side: str) -> str:
 def _contributed_once(module: ModuleSpec, cut: Iterable[str]) -> tuple[str, ...]:
     """Return the tensors that every rank would add in full to a summed result, such as a bias."""
     axes = set(cut)
-    return tuple(tensor.name for tensor in module.tensors if not any(dim.axis in axes for dim in tensor.dims))
+    return tuple(
+        tensor.name for tensor in module.tensors if not tensor.factor and not any(dim.axis in axes for dim in tensor.dims)
+    )

@@ -61,7 +61,7 @@ class TransformersModel:
             attention_mask=mask,
             position_ids=positions,
             use_cache=cache is not None,
-            logits_to_keep=1 if last_only else 0,
+            logits_to_keep=_last(tokens) if last_only else 0,
             **{self._cache_argument: cache},
         )
         logits: torch.Tensor = output.logits
@@ -105,6 +105,16 @@ class TransformersModel:
             for key, config in self._configs.items():
                 config._attn_implementation = attention or self._ordinary[key]
             self._attention = attention
+
+
+def _last(tokens: torch.Tensor) -> torch.Tensor | int:
+    """Return the last position, as transformers takes the positions whose logits it computes.
+
+    Of several positions it is given by its index: a number makes transformers cut a slice, whose strides lead torch to copy the
+    whole output matrix for a product with one row (measured in bfloat16: 0.3 s instead of 0.01 s for 32000 x 2048).
+    """
+    width = tokens.shape[1]
+    return tokens.new_tensor([width - 1]) if width > 1 else 1
 
 
 def build_model(config: Mapping[str, Any], dtype: str, placements: Sequence[ModulePlacement]) -> TransformersModel:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from loadmaster_hookspecs.errors import IntegrityError, PlanError
+from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import ModelOutline, ModelSpec
 from loadmaster_plugins.transformers_models.modules import float_buffers, module_specs
-from loadmaster_plugins.transformers_models.outline import outline_of, text_config
+from loadmaster_plugins.transformers_models.outline import outline_of
 from loadmaster_plugins.transformers_models.skeleton import build_skeleton
 from loadmaster_plugins.transformers_models.stored_names import map_names
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def describe_model(index: CheckpointIndex, family: str) -> ModelSpec:
     """Return modules, ties and the name map. Raises PlanError for models that this family cannot describe."""
-    refuse_quantised(index)
     outline = outline_of(index.config)
     _refuse_hollow(outline, index)
     model = build_skeleton(index.config, "F32")
@@ -47,21 +46,6 @@ def _refuse_hollow(outline: ModelOutline, index: CheckpointIndex) -> None:
             why=f"config says {outline.num_layers} layers, the files have {len(index.tensors)} tensors",
             hints=["the configuration and the weights are of different models: compare their versions"],
         )
-
-
-def refuse_quantised(index: CheckpointIndex) -> None:
-    """Raise PlanError for a checkpoint whose weights are packed: no plugin claims them."""
-    settings = text_config(index.config).get("quantization_config") or index.config.get("quantization_config")
-    packed = [name for name in index.tensors if name.endswith((".qweight", ".weight_packed", ".weight_scale", ".absmax"))]
-    if not settings and not packed:
-        return
-    method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-    raise PlanError(
-        "LM-QUANT-UNCLAIMED",
-        f"the weights are quantised ({method}) and no active plugin reads them",
-        where={"tensor": packed[0]} if packed else {"file": "config.json"},
-        hints=["install or enable the plugin for this quantisation", "see what is active: loadmaster plugins list"],
-    )
 
 
 def _kept_in_float32(model: PreTrainedModel) -> tuple[str, ...]:

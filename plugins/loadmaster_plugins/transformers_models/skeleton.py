@@ -16,6 +16,10 @@ EXPERTS: Final = "eager"
 """transformers' plain loop over the experts that tokens were sent to: the same result on every device and for every batch."""
 
 
+NOT_OURS: Final = frozenset({"auto_map", "dtype", "torch_dtype", "quantization_config"})
+"""Keys that say what others decide: whose code is run, how wide elements are, and how weights are stored."""
+
+
 def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     """Return transformers' configuration object. Code that a checkpoint brings along is never run.
 
@@ -23,7 +27,7 @@ def build_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     """
     from transformers import CONFIG_MAPPING
 
-    plain = {key: _plain(value) for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")}
+    plain = {key: _plain(value) for key, value in config.items() if key not in NOT_OURS}
     model_type = plain.get("model_type", "")
     try:
         kind = CONFIG_MAPPING[model_type]

@@ -145,7 +145,7 @@ def test_the_ledger_refuses_a_view_of_other_bytes(change: dict[str, object], cod
     part = local(SHAPE, "F32", {})
     view = view_of(part, meta)
     assert view is not None
-    bindings, size = lay_out([part], {}, {"m.w": view})
+    bindings, size, _ = lay_out([part], {}, {"m.w": view})
     (op,) = read_ops(part, [place_piece(Piece(tensor="t"), meta, 2)], 0, None, lambda source, dest: "mapped")
     op_change = {key: value for key, value in change.items() if key in ("dest", "via")}
     view_change = {key: value for key, value in change.items() if key not in op_change}

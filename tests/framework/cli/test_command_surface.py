@@ -8,9 +8,9 @@ import pytest
 from loadmaster.cli.program import program
 
 GLOBAL = {"-p", "--no-plugins", "-q", "--quiet", "-v", "--verbose", "--traceback"}
-PLANNING = {"--tp", "--dtype", "--device", "--read-mode", "--equal-ranks", "--json"}
+PLANNING = {"--tp", "--dtype", "--device", "--read-mode", "--equal-ranks", "--kernel", "--json"}
 SURFACE = {
-    "inspect": (["model"], {"--json"}),
+    "inspect": (["models"], {"--json", "--compare", "--text"}),
     "plan": (["model"], PLANNING | {"-o", "--output"}),
     "run": (
         ["model", "prompts"],

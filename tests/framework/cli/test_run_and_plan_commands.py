@@ -28,7 +28,7 @@ def test_quiet_leaves_the_answers_only(invoke: Invoke, fake_api: list[FakeEngine
 def test_options_reach_the_engine(invoke: Invoke, fake_api: list[FakeEngine]) -> None:
     invoke(
         *("run", "/models/small", "hi", "--tp", "2", "--executor", "multiprocess", "--dtype", "float32", "--equal-ranks"),
-        *("--max-tokens", "8", "--temperature", "0", "--seed", "7", "--chat", "--read-mode", "gathered"),
+        *("--max-tokens", "8", "--temperature", "0", "--seed", "7", "--chat", "--read-mode", "gathered", "--kernel", "dequant"),
     )
     (engine,) = fake_api
     selection = engine.settings.pop("selection")
@@ -40,6 +40,7 @@ def test_options_reach_the_engine(invoke: Invoke, fake_api: list[FakeEngine]) ->
         "device": "cpu",
         "read_mode": "gathered",
         "equal_ranks": True,
+        "kernel": "dequant",
     }
     assert engine.asked == {"prompts": ["hi"], "max_tokens": 8, "temperature": 0.0, "seed": 7, "chat": True}
     assert engine.closed

@@ -1,0 +1,106 @@
+"""What takes the place of a linear layer, or of a stack of matrices, whose weights are not plain numbers.
+
+The tensors are parameters like any other: the kernel of loading binds them, and what the plan says of them is what they take.
+What they mean is known to the plugins alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from loadmaster_engine.load.segments import open_matrix
+from loadmaster_engine.plan.kernels import facts_of
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_hookspecs.dtypes import TORCH_NAMES
+from loadmaster_hookspecs.errors import WorkerError
+from loadmaster_hookspecs.quantization import Matrix, PackedMatrix
+
+if TYPE_CHECKING:
+    from loadmaster_hookspecs.quantization import MatrixFacts
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer over a quantised matrix: float [..., in] to float [..., out], with a bias if the plan has one."""
+
+    def __init__(self, host: PluginHost, part: PackedMatrix, facts: MatrixFacts) -> None:
+        super().__init__()
+        self.in_features, self.out_features = part.columns, part.rows
+        self._host, self._part, self._facts = host, part, facts
+        self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def prepare(self) -> None:
+        """Let the kernel take what it needs, once all tensors are filled; the staged ones are gone afterwards."""
+        tensors = {name: parameter for name, parameter in self._parameters.items() if parameter is not None and name != "bias"}
+        matrix = open_matrix(self._host, self._part, tensors)
+        kernel = self._host.kernel(self._part.kernel)
+        with self._host.attributed(kernel, f"prepare of kernel {kernel.name} for {self._part.path}"):
+            self._product = kernel.prepare(matrix, tensors, self._facts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, plus the bias."""
+        if self._product is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a quantised layer was used before its kernel was prepared")
+        result = self._product(x)
+        bias = self._parameters.get("bias")
+        return result if bias is None else result + bias.to(result.dtype)
+
+
+class PackedStack(torch.nn.Module):
+    """A stack of quantised matrices: `stack[i]` is matrix `i` as floats [out, in], made when it is asked for.
+
+    Modelling code that goes through its experts one by one needs one of them at a time, so no more is ever in memory.
+    """
+
+    def __init__(self, host: PluginHost, part: PackedMatrix, dtype: str) -> None:
+        super().__init__()
+        self.shape = torch.Size((part.count, part.rows, part.columns))
+        self.dtype: torch.dtype = getattr(torch, TORCH_NAMES[dtype])
+        self._host, self._part = host, part
+        self._matrices: list[Matrix] = []
+
+    def prepare(self) -> None:
+        """Open every matrix of the stack over its part of the tensors."""
+        tensors = {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
+        self._matrices = [
+            open_matrix(self._host, self._part, {name: tensor[index] for name, tensor in tensors.items()})
+            for index in range(self._part.count)
+        ]
+
+    def __getitem__(self, index: int | torch.Tensor) -> torch.Tensor:
+        """Return one matrix in the model's element type."""
+        return self._matrices[int(index)].weight(0, self._part.rows).to(self.dtype)
+
+    def __len__(self) -> int:
+        """Return the number of matrices."""
+        return self._part.count
+
+
+def install(host: PluginHost, model: torch.nn.Module, parts: Sequence[PackedMatrix], device: str, dtype: str) -> None:
+    """Put a packed module in the place of every linear layer and parameter that the plan has a quantised matrix for."""
+    for part in parts:
+        parent, _, name = part.path.rpartition(".")
+        owner = model.get_submodule(parent)
+        packed = PackedStack(host, part, dtype) if part.count else PackedLinear(host, part, facts_of(part, device, dtype))
+        owner._parameters.pop(name, None)
+        owner.add_module(name, packed)
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Prepare every packed module of the model. Its tensors must be bound and filled."""
+    for module in packed_modules(model):
+        module.prepare()
+
+
+def drop_staged(model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Remove parameters whose memory is about to be given back."""
+    for dotted in names:
+        path, _, name = dotted.rpartition(".")
+        del model.get_submodule(path)._parameters[name]
+
+
+def packed_modules(model: torch.nn.Module) -> Iterator[PackedLinear | PackedStack]:
+    """Yield the packed modules of a model."""
+    yield from (module for module in model.modules() if isinstance(module, PackedLinear | PackedStack))
