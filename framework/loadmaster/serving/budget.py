@@ -53,30 +53,30 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
 def check_plan(plan: LoadPlan, settings: EngineSettings, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, before anything is read, when what serving needs at least exceeds `available` bytes.
 
-    Keys and values are estimated from the configuration: exact for attention without a latent.
+    Keys and values are estimated from the configuration: exact for attention without a latent. Temporary memory of the load is
+    given back before any of this is taken, and has been checked by itself.
     """
     outline, ranks = plan.outline, len(plan.ranks)
     weights = sum(rank.bytes for rank in plan.ranks)
-    scratch = sum(rank.scratch for rank in plan.ranks)
     token = 2 * max(outline.kv_heads, ranks) * outline.head_dim * outline.num_layers * itemsize(plan.dtype)
     tokens = settings.block_size if settings.max_model_len == "auto" else settings.max_model_len
     kv = tokens * token if settings.kv_bytes == "auto" else settings.kv_bytes
     activation = activation_bound(outline, plan.dtype, ranks, settings, tokens)
     share = 1 + GATHERED / outline.num_layers
     usable = int(available * (1 - MARGIN))
-    need = weights + scratch + activation + int(kv * share)
+    need = weights + activation + int(kv * share)
     if need <= usable:
         return
-    fit = int(max(0, usable - weights - scratch - activation) / share) // token
+    fit = int(max(0, usable - weights - activation) / share) // token
     raise ResourceError(
         "LM-MEMORY-FIT",
         f"the model does not fit: {_gb(need)} needed, {_gb(usable)} of {_gb(available)} can be used",
         where={"ranks": ranks, "device": plan.settings.device},
-        why=f"weights {_gb(weights)} + scratch {_gb(scratch)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
+        why=f"weights {_gb(weights)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
         f"{share - 1:.0%} of which is gathered at a time",
         hints=[
             *([f"max_model_len {fit} fits, with kv_bytes {fit * token}"] if fit >= settings.block_size else []),
-            *(["use --dtype bfloat16"] if plan.dtype == "F32" and (need - scratch) / 2 + scratch <= usable else []),
+            *(["use --dtype bfloat16"] if plan.dtype == "F32" and need / 2 <= usable else []),
             "free memory or raise the container's limit",
         ],
     )

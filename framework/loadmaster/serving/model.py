@@ -66,7 +66,7 @@ class ServedModel(Engine):
 
         Raises ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
-        weights = sum(rank.bytes + rank.scratch for rank in self.plan.data.ranks) if self._forgot_weights else 0
+        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in self.plan.data.ranks) if self._forgot_weights else 0
         available = memory.available_memory()
         if self.plan.data.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from loadmaster_engine.run.paged.sampling import draw, penalised, remaining, uniform
+from loadmaster_engine.run.paged.sampling import SHORTLIST, draw, penalised, remaining, uniform
 from loadmaster_engine.serve.messages import RowSampling
 
 LOGITS = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
@@ -49,6 +49,16 @@ def test_what_remains_is_what_transformers_leaves(values: dict[str, Any], warper
         left = remaining(logits, row(**values))
         assert torch.equal(left > 0, expected > 0)
         torch.testing.assert_close(left / left.sum(), expected)
+
+
+@pytest.mark.parametrize("heat", [0.2, 5.0])
+def test_top_p_looks_beyond_its_short_list_where_it_must(heat: float) -> None:
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(2))
+    expected = TopPLogitsWarper(0.95)(None, logits[None] / heat)[0].isfinite()  # type: ignore[arg-type]
+    assert (int(expected.sum()) > SHORTLIST) is (heat > 1)
+    left = remaining(logits, row(temperature=heat, top_p=0.95)) > 0
+    # Sums of thousands of numbers in another order: one token at the border may differ.
+    assert int((left != expected).sum()) <= 1
 
 
 def test_penalties() -> None:

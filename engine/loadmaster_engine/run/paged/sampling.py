@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from loadmaster_engine.run.sampler import COLDEST
 from loadmaster_engine.serve.messages import DrawnToken, RowSampling
 
 if TYPE_CHECKING:
     import torch
+
+SHORTLIST: Final = 1024
+"""Tokens among which top-p looks first: ordering the whole vocabulary takes several times longer."""
 
 
 def draw(logits: torch.Tensor, rows: Sequence[RowSampling]) -> tuple[DrawnToken, ...]:
@@ -69,12 +72,24 @@ def remaining(logits: torch.Tensor, row: RowSampling) -> torch.Tensor:
         logits = logits.masked_fill(logits < logits.topk(row.top_k).values[-1], float("-inf"))
     probabilities = torch.softmax(logits, dim=-1)
     if row.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True)
-        outside = ordered.cumsum(-1) - ordered >= row.top_p
-        probabilities = probabilities.scatter(0, order, ordered.masked_fill(outside, 0.0))
+        probabilities = _nucleus(probabilities, row.top_p)
     if row.min_p > 0.0:
         probabilities = probabilities.masked_fill(probabilities < row.min_p * probabilities.max(), 0.0)
     return probabilities
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return the probabilities of the likeliest tokens until their sum reaches `top_p`, and zeros."""
+    import torch
+
+    size = len(probabilities)
+    for count in (min(SHORTLIST, size), size):
+        ordered, order = probabilities.topk(count)
+        before = ordered.cumsum(-1) - ordered
+        # A list whose last token is outside already has all that are inside.
+        if count == size or float(before[-1]) >= top_p:
+            break
+    return torch.zeros_like(probabilities).scatter_(0, order, ordered.masked_fill(before >= top_p, 0.0))
 
 
 def uniform(seed: int, index: int) -> float:
