@@ -10,6 +10,7 @@ from loadmaster_engine.run.paged.attention import StepCache
 from loadmaster_engine.run.paged.layout import PackedStep
 from loadmaster_engine.run.paged.peak import Peak
 from loadmaster_engine.run.paged.sampling import draw
+from loadmaster_engine.run.paged.wide import widen
 from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Step
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import PlanError, WorkerError
@@ -35,6 +36,8 @@ class ServingPart:
                 why="its model family has no attention over blocks of keys and values",
                 hints=["Engine.generate runs it, one batch at a time"],
             )
+        if device == "cpu":
+            widen(model.module)
         self._model: PagedModel = model
         self._rank = rank
         self._device = device
