@@ -75,18 +75,23 @@ def _while_planning(error: LoadmasterError) -> LoadmasterError:
 
 
 def bring_up(
-    executor: Executor, host: HostRecord, plan: LoadPlan, init_method: str, timeline: Timeline
+    executor: Executor, host: HostRecord, plan: LoadPlan, init_method: str, timeline: Timeline, *, again: bool = False
 ) -> tuple[RankReport, ...]:
-    """Take all ranks from nothing to serving and return what each did."""
+    """Take all ranks from nothing to serving and return what each did.
+
+    With `again` the ranks are there and know each other: they carry out the plan once more.
+    """
     world = len(plan.ranks)
     with timeline.stage("spawn"):
-        executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
+        if not again:
+            executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
         executor.call("assign", assign(plan), timeout=STAGE_TIMEOUT)
     with timeline.stage("reserve"):  # first, because pages are made ready while ranks meet and cold files come in
         executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
-    with timeline.stage("rendezvous"):
-        opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
-        executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
+    if not again:
+        with timeline.stage("rendezvous"):
+            opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
+            executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
     total = sum(rank.bytes_planned for rank in plan.ranks)
     with timeline.stage("load", total):
         limit = STAGE_TIMEOUT + total / SLOWEST_STORAGE

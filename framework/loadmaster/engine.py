@@ -219,10 +219,7 @@ class Engine:
         plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline)
         self._announce(plan)
         before = memory.available_memory()
-        if settings.device == "cpu":
-            memory.check_fit(plan, before)
-            if line := memory.paging_notice(plan, before):
-                self._observe(Notice(rank=HOST_RANK, text=line))
+        self._check_memory(plan, before)
         try:
             ranks = bring_up(self._executor, self._record, plan, self._method, self._timeline)
             self._memory = memory.Available(before, memory.available_memory())
@@ -232,6 +229,13 @@ class Engine:
                 raise
         self.close()
         return self._load(msgspec.structs.replace(settings, untie=True))
+
+    def _check_memory(self, plan: LoadPlan, available: int) -> None:
+        """Refuse a plan that does not fit into `available` bytes, before anything is reserved."""
+        if plan.settings.device == "cpu":
+            memory.check_fit(plan, available)
+            if line := memory.paging_notice(plan, available):
+                self._observe(Notice(rank=HOST_RANK, text=line))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
