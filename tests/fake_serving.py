@@ -24,9 +24,7 @@ class FakeTokenizer:
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         if messages[-1]["role"] == "assistant":
-            raise UsageError(
-                "LM-CHAT-TEMPLATE", "the chat template refuses the conversation", why="the last turn is not a user's"
-            )
+            raise UsageError("LM-CHAT-TEMPLATE", "the template refuses the conversation", why="the last turn is not a user's")
         return "".join(f"{turn['role']}={turn['content']}\n" for turn in messages)
 
 

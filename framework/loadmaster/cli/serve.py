@@ -6,7 +6,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,22 +15,24 @@ from loadmaster.cli.session import Session
 from loadmaster.cli.session_options import session_options
 from loadmaster_hookspecs import UsageError
 
-EXTRA = ("starlette", "uvicorn", "prometheus_client")
+EXTRA: Final = ("starlette", "uvicorn", "prometheus_client")
 """The modules that `loadmaster[serve]` brings in."""
 
-KEY_VARIABLE = "LOADMASTER_API_KEY"
+KEY_VARIABLE: Final = "LOADMASTER_API_KEY"
 
 
-class ByteCount(click.ParamType):
+_UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+class ByteCount(click.ParamType[int]):
     """A number of bytes, with a unit or without: `512MiB`, `2GB`, `1073741824`."""
 
     name = "bytes"
-    _units = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the bytes. Fails for anything that is no number of bytes."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
-        unit = self._units.get(found[2].lower()) if found else None
+        unit = _UNITS.get(found[2].lower()) if found else None
         if found is None or unit is None or float(found[1]) * unit < 1:
             self.fail(f"{value!r} is not a number of bytes; write 512MiB, 2GB or 1073741824", param, ctx)
         return int(float(found[1]) * unit)
@@ -53,7 +55,7 @@ def _checked_key(context: click.Context, parameter: click.Parameter, value: str 
     "--max-model-len",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Longest context in tokens.  [default: the longest that fits]",
+    help="Longest context in tokens.  [default: what fits]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -67,7 +69,7 @@ def _checked_key(context: click.Context, parameter: click.Parameter, value: str 
     "names",
     multiple=True,
     metavar="NAME",
-    help="What requests call it; repeatable.  [default: the folder]",
+    help="Its name in requests. Repeatable.  [default: the folder]",
 )
 @click.option(
     "--drain-seconds",

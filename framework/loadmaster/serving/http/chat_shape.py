@@ -66,7 +66,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class ChatShape:

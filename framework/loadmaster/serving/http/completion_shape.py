@@ -31,7 +31,7 @@ class CompletionBody(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class CompletionShape:
@@ -82,9 +82,9 @@ class CompletionShape:
         return completion_logprobs(tokens, len(self._prompt(job, index)) + before)
 
 
-def _body(job: Job, choices: list[CompletionChoice], usage: Usage | None | UnsetType) -> CompletionBody:
+def _body(job: Job, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> CompletionBody:
     return CompletionBody(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
 
 
-def _no_usage(job: Job) -> None | UnsetType:
+def _no_usage(job: Job) -> UnsetType | None:
     return None if job.include_usage else UNSET

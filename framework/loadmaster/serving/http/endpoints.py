@@ -66,9 +66,7 @@ class Endpoints:
         asked = decode(await read_body(request, self._settings), CompletionRequest)
         self._known(asked.model)
         if asked.echo and asked.logprobs is not None:
-            raise bad_request(
-                "'echo' with 'logprobs' is not supported: a prompt's are not kept", "echo", "unsupported_parameter"
-            )
+            raise bad_request("'echo' with 'logprobs' is not supported", "echo", "unsupported_parameter")
         params = sampling(asked, self._settings.defaults, asked.logprobs)
         prompts = await completion_prompts(asked, self._engine.tokenizer)
         limits = self._limits(COMPLETION_TOKENS)

@@ -64,9 +64,7 @@ def make_job(
     """
     total = len(prompts) * request.n
     if total > limits.choices:
-        message = (
-            f"{len(prompts)} prompts with {request.n} choices are {total} answers, this server gives {limits.choices} at most"
-        )
+        message = f"{len(prompts)} prompts with {request.n} choices are {total} answers; {limits.choices} are allowed"
         raise bad_request(message, "n", "invalid_value")
     choices = []
     for prompt in prompts:

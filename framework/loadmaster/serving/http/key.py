@@ -15,7 +15,8 @@ from loadmaster.serving.http.errors import ApiError, ErrorDetail, error_response
 class KeyCheck:
     """Lets requests with `Authorization: Bearer KEY` through to `app`, and all requests for `open_paths`.
 
-    `key` is printable ASCII without spaces. What is compared are digests, in constant time: neither the key's characters nor its length can be timed.
+    `key` is printable ASCII without spaces. What is compared are digests, in constant time: neither the key's characters nor
+    its length can be timed.
     """
 
     def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
@@ -24,6 +25,7 @@ class KeyCheck:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         if scope["type"] != "http" or scope["path"] in self._open_paths or self._fits(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return

@@ -85,6 +85,7 @@ class ResponseCount:
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -106,9 +107,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
     yield requests
     yield CounterMetricFamily("loadmaster_prompt_tokens", "Tokens of prompts.", value=stats.prompt_tokens)
     yield CounterMetricFamily("loadmaster_generated_tokens", "Tokens generated.", value=stats.generated_tokens)
-    yield CounterMetricFamily(
-        "loadmaster_cached_tokens", "Tokens of prompts out of the prefix cache.", value=stats.cached_tokens
-    )
+    yield CounterMetricFamily("loadmaster_cached_tokens", "Prompt tokens out of the prefix cache.", value=stats.cached_tokens)
     yield CounterMetricFamily("loadmaster_preemptions", "Requests put back to free blocks.", value=stats.preemptions)
 
 

@@ -1,7 +1,7 @@
 """The request bodies of the API as typed records. What is not in them is refused by name (`fields`).
 
-Source: https://platform.openai.com/docs/api-reference; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids` and `ignore_eos`
-are extensions with the names that vLLM gave them.
+Source: https://platform.openai.com/docs/api-reference; `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids` and
+`ignore_eos` are extensions with the names that vLLM gave them.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from loadmaster.serving.http.errors import ApiError, ErrorDetail, unavailable
@@ -13,28 +14,33 @@ from loadmaster.serving.types import Delta, ServingEngine
 
 
 class Arrival(NamedTuple):
-    """A delta of the choice `index`; None says that the choice has ended."""
+    """A delta of the choice with that number; None says that the choice has ended."""
 
-    index: int
+    choice: int
     delta: Delta | None
 
 
 @asynccontextmanager
 async def running(engine: ServingEngine, job: Job) -> AsyncIterator[AsyncIterator[tuple[int, Delta]]]:
-    """Queue all choices and give their deltas, each with the index of its choice; leaving the context cancels those that have not ended, and waits for that.
+    """Queue all choices and give their deltas, each with the index of its choice.
 
-    The queue between is as long as the answers at most, so a client that reads slowly does not hold the engine up.
+    Leaving the context cancels those that have not ended, and waits for that. The queue between is as long as the answers at
+    most, so a client that reads slowly does not hold the engine up.
     """
     queue: asyncio.Queue[Arrival] = asyncio.Queue()
     tasks = [asyncio.create_task(_forward(engine, choice, index, queue)) for index, choice in enumerate(job.choices)]
     for index, task in enumerate(tasks):
-        task.add_done_callback(lambda _, index=index: queue.put_nowait(Arrival(index, None)))  # type: ignore[misc]
+        task.add_done_callback(partial(_tell_end, index, queue))
     try:
         yield _arrivals(queue, tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell_end(index: int, queue: asyncio.Queue[Arrival], _: asyncio.Task[None]) -> None:
+    queue.put_nowait(Arrival(index, None))
 
 
 async def _forward(engine: ServingEngine, choice: Choice, index: int, queue: asyncio.Queue[Arrival]) -> None:
@@ -58,12 +64,12 @@ async def _arrivals(queue: asyncio.Queue[Arrival], tasks: list[asyncio.Task[None
         arrival = await queue.get()
         if arrival.delta is None:
             open_choices -= 1
-            tasks[arrival.index].result()
+            tasks[arrival.choice].result()
             continue
         _check(arrival.delta)
         if arrival.delta.finish_reason is not None:
-            unfinished.discard(arrival.index)
-        yield arrival.index, arrival.delta
+            unfinished.discard(arrival.choice)
+        yield arrival.choice, arrival.delta
     if unfinished:
         raise _failed("the engine ended the answer without a reason")
 

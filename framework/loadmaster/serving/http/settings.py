@@ -11,10 +11,10 @@ from loadmaster_engine.report import LoadReport
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The server's settings; times are seconds of wall time, sizes bytes.
 
-    `models` are the names that requests may use, the first is the one that `/v1/models` lists first. `defaults` fills in what a
-    request leaves out, except `max_tokens`. An empty `key` lets everyone in. `drain_seconds` is what running requests get when
-    the server is asked to stop. `body_seconds` is what a client may take to send a request, `send_seconds` how long it may leave
-    a piece of an answer unread. `report` is shown in `/metrics`.
+    `models` are the names that requests may use. `defaults` fills in what a request leaves out, except `max_tokens`. An empty
+    `key` lets everyone in. `drain_seconds` is what running requests get when the server is asked to stop. `body_seconds` is
+    what a client may take to send a request, `send_seconds` how long it may leave a piece of an answer unread. `report` is
+    shown in `/metrics`.
     """
 
     models: tuple[str, ...]

@@ -61,6 +61,7 @@ class EventStream(Response):
         self._send_seconds = send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
         with contextlib.suppress(ClientGone):  # nobody is left to be told
             await unless_gone(receive, self._send_all(send))
 
