@@ -43,7 +43,7 @@ def live_server(engine: FakeServingEngine | None = None, **settings: Any) -> Ite
     engine = engine or FakeServingEngine()
     started = threading.Event()
     server = DrainingServer(engine, ServerSettings(models=(MODEL,), **settings), started.set)
-    with bind("127.0.0.1", 0) as listening:
+    with bind("127.0.0.1", 0, unread_seconds=settings.get("send_seconds", 60)) as listening:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
         thread.start()
         assert started.wait(10), "the server did not start"

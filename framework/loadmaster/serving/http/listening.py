@@ -8,8 +8,11 @@ import socket
 from loadmaster_hookspecs.errors import UsageError
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, unread_seconds: float = 60.0) -> socket.socket:
     """Return a socket that has the address and does not listen yet; the caller closes it. Port 0 takes a free one.
+
+    The system ends connections made through it whose other side takes nothing for `unread_seconds`: closing them is not enough
+    while bytes wait to be taken.
 
     Raises UsageError LM-SERVE-ADDRESS when the host is not known, and when the port is taken or not allowed.
     """
@@ -20,6 +23,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise _unusable(host, port, error) from None
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(unread_seconds * 1000))
         taken.bind(address)
     except OSError as error:
         taken.close()
