@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -35,8 +36,9 @@ def test_a_command_is_understood(command: str) -> None:
 
 def test_the_example_works(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    namespace: dict[str, Any] = {}
     with live_server() as live:
-        exec(compile(example.replace("http://127.0.0.1:8000/v1", live.url), "serving-http.md", "exec"), namespace := {})
+        exec(compile(example.replace("http://127.0.0.1:8000/v1", live.url), "serving-http.md", "exec"), namespace)
         namespace["client"].close()
     prompt = "user=What is the capital of France?\n"
     assert capsys.readouterr().out == expected_text([ord(character) for character in prompt], 16)

@@ -100,12 +100,14 @@ def serve(
     _require_extra()
     from loadmaster.display.progress import open_display
     from loadmaster.serving.http import launch
+    from loadmaster.serving.http.host import LOOPBACK
     from loadmaster.serving.http.listening import base_url, bind, is_loopback
     from loadmaster.serving.http.settings import ServerSettings
 
     selection = session.selection
     with bind(host, port) as listening:
-        if not api_key and not is_loopback(listening):
+        private = is_loopback(listening)
+        if not api_key and not private:
             click.echo(f"notice    everybody who reaches {host} may use this server: set {KEY_VARIABLE}", err=True)
         defaults = launch.model_defaults(model, selection)
         chosen = {name: value for name, value in settings.items() if value is not None}
@@ -115,7 +117,14 @@ def serve(
             if report is not None:
                 display.finish(report)
         served = names or (Path(model).resolve().name,)
-        told = ServerSettings(models=served, defaults=defaults, key=api_key, drain_seconds=drain_seconds, report=report)
+        told = ServerSettings(
+            models=served,
+            defaults=defaults,
+            key=api_key,
+            hosts=(*LOOPBACK, host.lower(), listening.getsockname()[0]) if private and not api_key else (),
+            drain_seconds=drain_seconds,
+            report=report,
+        )
         line = f"serving   {', '.join(served)} at {base_url(listening)}"
         launch.run_server(engine, told, listening, lambda: click.echo(line, err=True))
 

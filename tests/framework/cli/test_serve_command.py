@@ -72,6 +72,14 @@ def test_what_is_not_said_is_left_to_the_engine(
     ((engine, settings),) = served
     assert not {"kv_bytes", "executor"} & set(engine.settings)
     assert (settings.models, settings.key) == (("tiny-model",), "")
+    assert {"localhost", "127.0.0.1", "[::1]"} <= set(settings.hosts)
+
+
+def test_a_loopback_server_answers_under_the_address_it_was_given(
+    invoke: Invoke, served: list[tuple[FakeServingEngine, ServerSettings]], model: Path
+) -> None:
+    assert invoke("serve", str(model), "--port", "0", "--host", "127.0.0.9").code == 0
+    assert "127.0.0.9" in served[0][1].hosts
 
 
 def test_the_key_may_come_from_the_environment(
@@ -79,7 +87,7 @@ def test_the_key_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("LOADMASTER_API_KEY", "from-outside")
     outcome = invoke("serve", str(model), "--port", "0", "--host", "0.0.0.0")
-    assert served[0][1].key == "from-outside"
+    assert (served[0][1].key, served[0][1].hosts) == ("from-outside", ())
     assert "notice" not in outcome.err
 
 

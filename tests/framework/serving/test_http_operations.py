@@ -12,6 +12,7 @@ from fake_api import sample_report
 from fake_serving import FakeServingEngine
 from loadmaster.serving.http.app import make_app
 from loadmaster.serving.http.gate import Gate
+from loadmaster.serving.http.host import LOOPBACK
 from loadmaster.serving.http.settings import ServerSettings
 
 BODY = {"model": "tiny", "prompt": "x" * 8, "max_tokens": 3}
@@ -118,3 +119,26 @@ def test_a_key_is_demanded_everywhere_but_for_health(header: str | None, status:
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
         assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8000", 200),
+        ("[::1]", 200),
+        ("evil.example", 421),
+        ("evil.example:8000", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example:80", 421),
+        ("", 421),
+    ],
+)
+def test_a_server_that_relies_on_loopback_answers_under_its_names_only(host: str, status: int) -> None:
+    app = make_app(FakeServingEngine(), ServerSettings(models=("tiny",), hosts=LOOPBACK))
+    with TestClient(app) as client:
+        for path in ("/v1/models", "/health", "/metrics"):
+            assert client.get(path, headers={"host": host}).status_code == status
+        assert client.post("/v1/completions", json=BODY, headers={"host": host}).status_code == status

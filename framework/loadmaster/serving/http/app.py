@@ -14,6 +14,7 @@ from loadmaster.serving.http.endpoints import Endpoints
 from loadmaster.serving.http.errors import ApiError, on_api_error, on_http_error, on_unexpected
 from loadmaster.serving.http.gate import Gate, Gated
 from loadmaster.serving.http.health import HealthEndpoint
+from loadmaster.serving.http.host import HostCheck
 from loadmaster.serving.http.key import KeyCheck
 from loadmaster.serving.http.metrics import Metrics, ResponseCount
 from loadmaster.serving.http.monitor import Monitor
@@ -40,6 +41,7 @@ def make_app(engine: ServingEngine, settings: ServerSettings, gate: Gate | None 
         ],
         middleware=[
             Middleware(ResponseCount, responses=metrics.responses),
+            *([Middleware(HostCheck, hosts=settings.hosts)] if settings.hosts else []),
             *([Middleware(KeyCheck, key=settings.key, open_paths=("/health",))] if settings.key else []),
             Middleware(Gated, gate=gate),
         ],

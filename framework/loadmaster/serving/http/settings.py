@@ -12,14 +12,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The server's settings; times are seconds of wall time, sizes bytes.
 
     `models` are the names that requests may use. `defaults` fills in what a request leaves out, except `max_tokens`. An empty
-    `key` lets everyone in. `drain_seconds` is what running requests get when the server is asked to stop. `body_seconds` is
-    what a client may take to send a request, `send_seconds` how long it may leave a piece of an answer unread. `report` is
-    shown in `/metrics`.
+    `key` lets everyone in. `hosts` are the names under which the server may be addressed, empty for all names.
+    `drain_seconds` is what running requests get when the server is asked to stop. `body_seconds` is what a client may take
+    to send a request, `send_seconds` how long it may leave a piece of an answer unread. `report` is shown in `/metrics`.
     """
 
     models: tuple[str, ...]
     defaults: SamplingParams = SamplingParams(temperature=1.0)
     key: str = ""
+    hosts: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_choices: int = 128
     drain_seconds: float = 30.0

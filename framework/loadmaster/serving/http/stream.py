@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
@@ -59,15 +58,20 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._send_seconds = send_seconds
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        with contextlib.suppress(ClientGone):  # nobody is left to be told
+        try:
             await unless_gone(receive, self._send_all(send))
+        except ClientGone:
+            if not self._begun:
+                raise
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             first = await anext(events)
+            self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 await self._send_piece(send, first)
