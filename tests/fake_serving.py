@@ -48,7 +48,7 @@ class FakeServingEngine:
         self.running = self.done = self.failed = self.cancelled = self.prompt_tokens = self.generated = 0
         self.drained: list[float] = []
         self.closed = 0
-        self._first_token: list[float] = []
+        self.first_token: list[float] = []
 
     async def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> AsyncIterator[Delta]:
         if max(prompt) >= VOCABULARY:
@@ -71,7 +71,7 @@ class FakeServingEngine:
         text = expected_text(prompt, params.max_tokens, params.seed)
         ends = [text.index(stop) for stop in params.stop if stop in text]
         text, reason = (text[: min(ends)], "stop") if ends else (text, "length")
-        self._first_token.append(0.25)
+        self.first_token.append(0.25)
         for place, character in enumerate(text):
             await asyncio.sleep(self.step)
             if self.closed:
@@ -86,7 +86,7 @@ class FakeServingEngine:
         yield Delta(finish_reason=finish, prompt_tokens=len(prompt), cached_tokens=len(prompt) // 4)
 
     def stats(self) -> EngineStats:
-        told, self._first_token = tuple(self._first_token), []
+        told, self.first_token = tuple(self.first_token), []
         return EngineStats(
             stage="serve",
             alive=self.alive,

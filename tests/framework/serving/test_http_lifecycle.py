@@ -135,3 +135,12 @@ def test_a_client_that_leaves_before_the_first_token_is_counted(stream: bool) ->
         counted = b'loadmaster_http_responses_total{path="/v1/completions",status="499"} 1.0'
         with urllib.request.urlopen(f"{live.root}/metrics", timeout=5) as response:
             assert counted in response.read()
+
+
+def test_the_engine_is_relieved_of_its_statistics_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadmaster.serving.http.server.STATS_SECONDS", 0)
+    with live_server() as live, client_of(live) as client:
+        client.completions.create(model=MODEL, prompt="hello")
+        assert eventually(lambda: not live.engine.first_token)
+        with urllib.request.urlopen(f"{live.root}/metrics", timeout=5) as response:
+            assert b"loadmaster_time_to_first_token_seconds_count 1.0" in response.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,6 +86,15 @@ def test_metrics_add_up() -> None:
     assert found["loadmaster_load_seconds{stage=load}"] == 0.5
     assert found["loadmaster_load_bytes{kind=read}"] == 200_000_000
     assert found["loadmaster_load_amplification"] == 1.0
+
+
+def test_responses_are_logged_on_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        TestClient(make_app(FakeServingEngine(), ServerSettings(models=("tiny",)))) as client,
+        caplog.at_level(logging.INFO, "loadmaster.serving"),
+    ):
+        client.get("/v1/models/a%0Ab")
+    assert caplog.messages == [r"GET '/v1/models/a\nb' 404"]
 
 
 def test_two_servers_in_one_process_do_not_share_metrics() -> None:

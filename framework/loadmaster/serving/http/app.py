@@ -23,10 +23,15 @@ from loadmaster.serving.types import ServingEngine
 from loadmaster_hookspecs.errors import LoadmasterError
 
 
-def make_app(engine: ServingEngine, settings: ServerSettings, gate: Gate | None = None) -> Starlette:
-    """Return the application over an engine, which stays the caller's. `gate` is what the caller closes to stop it."""
+def make_app(
+    engine: ServingEngine, settings: ServerSettings, gate: Gate | None = None, monitor: Monitor | None = None
+) -> Starlette:
+    """Return the application over an engine, which stays the caller's.
+
+    `gate` is what the caller closes to stop it, `monitor` the one place that reads the engine's statistics.
+    """
     gate = gate or Gate()
-    monitor = Monitor(engine)
+    monitor = monitor or Monitor(engine)
     metrics = Metrics(monitor, settings.report)
     endpoints = Endpoints(engine, settings, int(time.time()))
     health = HealthEndpoint(monitor, gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from loadmaster.serving.http.monitor import Monitor
 from loadmaster.serving.types import EngineStats
 from loadmaster_engine.report import LoadReport
+
+_log = logging.getLogger(__name__)
 
 ROUTES: Final = frozenset({"/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics"})
 """Paths that are told apart; all others count as `other`, so that strangers cannot make up labels."""
@@ -78,7 +81,7 @@ class LoadCollector(Collector):
 
 
 class ResponseCount:
-    """Counts responses by path and status."""
+    """Counts responses by path and status, and logs them."""
 
     def __init__(self, app: ASGIApp, responses: Counter) -> None:
         self._app = app
@@ -93,6 +96,7 @@ class ResponseCount:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                _log.info("%s %r %d", scope["method"], scope["path"], message["status"])
                 self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 

@@ -14,11 +14,15 @@ import uvicorn
 
 from loadmaster.serving.http.app import make_app
 from loadmaster.serving.http.gate import Gate
+from loadmaster.serving.http.monitor import Monitor
 from loadmaster.serving.http.settings import ServerSettings
 from loadmaster.serving.types import ServingEngine
 
 FLUSH_SECONDS = 5
 """What connections get to send the end of their answers, after the last answer is made."""
+
+STATS_SECONDS = 30
+"""How often the engine's statistics are read when nobody asks: it keeps times to first token until they are."""
 
 POLL_SECONDS = 0.1
 """How often a second interrupt is looked for while running requests are waited for."""
@@ -29,13 +33,14 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, engine: ServingEngine, settings: ServerSettings, on_start: Callable[[], None]) -> None:
         self._gate = Gate()
+        self._monitor = Monitor(engine)
         self._engine = engine
         self._seconds = settings.drain_seconds
         self._on_start = on_start
         self._closed = False
         super().__init__(
             uvicorn.Config(
-                make_app(engine, settings, self._gate),
+                make_app(engine, settings, self._gate, self._monitor),
                 loop="asyncio",
                 http="h11",
                 ws="none",
@@ -46,6 +51,8 @@ class DrainingServer(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
+                callback_notify=self._take_stats,
+                timeout_notify=STATS_SECONDS,
             )
         )
 
@@ -81,6 +88,9 @@ class DrainingServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def _take_stats(self) -> None:
+        self._monitor.read()
 
     async def _drain(self) -> None:
         end = time.monotonic() + self._seconds
