@@ -67,6 +67,8 @@ def test_prompts_come_in_four_forms_and_choices_in_their_order(client: OpenAI, p
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(map(len, ids))
     assert answer.usage.completion_tokens == 4 * len(expected)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == sum(len(prompt) // 4 for prompt in ids)
 
 
 def test_sampling_reaches_the_engine(client: OpenAI, live: Live) -> None:
