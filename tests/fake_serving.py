@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from fake_api import sample_report
 from loadmaster.serving.types import Delta, EngineStats, FinishReason, SamplingParams, TokenLogprob
-from loadmaster_engine.report import LoadReport
 from loadmaster_hookspecs.errors import UsageError
 
 VOCABULARY = 0x110000
@@ -36,13 +37,21 @@ def expected_text(prompt: Sequence[int], length: int, seed: int | None = None) -
 class FakeServingEngine:
     """Answers at once, or one token every `step` seconds. Records the parameters of every request in `asked`."""
 
-    def __init__(self, path: str = "", *, step: float = 0.0, max_model_len: int = 256, **settings: Any) -> None:
-        self.path, self.settings = path, settings
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        step: float = 0.0,
+        max_model_len: int = 256,
+        settings: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.path, self.settings, self.options = path, dict(settings or {}), options
+        self.model = SimpleNamespace(report=sample_report())
         self.tokenizer = FakeTokenizer()
         self.max_model_len = max_model_len
         self.step = step
         self.asked: list[SamplingParams] = []
-        self.report: LoadReport | None = None
         self.alive = True
         self.fail_at = -1
         self.running = self.done = self.failed = self.cancelled = self.prompt_tokens = self.generated = 0

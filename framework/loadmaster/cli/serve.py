@@ -24,6 +24,10 @@ KEY_VARIABLE: Final = "LOADMASTER_API_KEY"
 _UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
+ENGINE_SETTINGS: Final = ("kv_bytes", "max_model_len", "max_running", "max_batch_tokens", "prefix_cache")
+"""The options that are settings of the serving engine; what is not given is left to it."""
+
+
 class ByteCount(click.ParamType[int]):
     """A number of bytes, with a unit or without: `512MiB`, `2GB`, `1073741824`."""
 
@@ -50,12 +54,21 @@ def _checked_key(context: click.Context, parameter: click.Parameter, value: str 
 @model_argument
 @plan_options
 @click.option("--executor", metavar="inline|multiprocess", help="How ranks run.  [default: the engine's choice]")
-@click.option("--kv-bytes", type=ByteCount(), metavar="BYTES", help="Key-value cache per rank.  [default: what memory allows]")
+@click.option(
+    "--kv-bytes", type=ByteCount(), metavar="BYTES", help="Memory for keys and values, all ranks.  [default: what is left]"
+)
 @click.option(
     "--max-model-len",
     type=click.IntRange(min=2),
     metavar="N",
     help="Longest context in tokens.  [default: what fits]",
+)
+@click.option("--max-running", type=click.IntRange(min=1), metavar="N", help="Requests in a batch.  [default: the engine's]")
+@click.option(
+    "--max-batch-tokens", type=click.IntRange(min=1), metavar="N", help="New tokens of a step.  [default: the engine's]"
+)
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=None, help="Reuse what equal beginnings have computed.  [default: the engine's]"
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -110,12 +123,11 @@ def serve(
         if not api_key and not private:
             click.echo(f"notice    everybody who reaches {host} may use this server: set {KEY_VARIABLE}", err=True)
         defaults = launch.model_defaults(model, selection)
-        chosen = {name: value for name, value in settings.items() if value is not None}
+        wanted = {name: settings.pop(name) for name in ENGINE_SETTINGS}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
         with open_display(sys.stderr, quiet=session.quiet) as display:
-            engine = launch.make_engine(model, selection=selection, on_event=display.handle, **chosen)
-            report = getattr(engine, "report", None)
-            if report is not None:
-                display.finish(report)
+            loaded = launch.make_engine(model, wanted, selection=selection, on_event=display.handle, **settings)
+            display.finish(loaded.report)
         served = names or (Path(model).resolve().name,)
         told = ServerSettings(
             models=served,
@@ -123,10 +135,10 @@ def serve(
             key=api_key,
             hosts=(*LOOPBACK, host.lower(), listening.getsockname()[0]) if private and not api_key else (),
             drain_seconds=drain_seconds,
-            report=report,
+            report=loaded.report,
         )
         line = f"serving   {', '.join(served)} at {base_url(listening)}"
-        launch.run_server(engine, told, listening, lambda: click.echo(line, err=True))
+        launch.run_server(loaded.engine, told, listening, lambda: click.echo(line, err=True))
 
 
 def _require_extra() -> None:

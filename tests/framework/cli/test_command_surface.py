@@ -20,7 +20,7 @@ SURFACE = {
         ["model"],
         (PLANNING - {"--json"})
         | {"--executor", "--kv-bytes", "--max-model-len", "--host", "--port", "--api-key", "--served-model-name"}
-        | {"--drain-seconds"},
+        | {"--max-running", "--max-batch-tokens", "--prefix-cache", "--drain-seconds"},
     ),
     "env": ([], {"--json"}),
     "plugins list": ([], {"--json"}),

@@ -43,6 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FakeServingEngine, Ser
         on_start()
 
     monkeypatch.setattr(launch, "ENGINE", "fake_serving:FakeServingEngine")
+    monkeypatch.setattr(launch, "SETTINGS", "builtins:dict")
     monkeypatch.setattr(launch, "run_server", run_server)
     monkeypatch.delenv("LOADMASTER_API_KEY", raising=False)
     return found
@@ -51,17 +52,24 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FakeServingEngine, Ser
 def test_options_reach_engine_and_server(
     invoke: Invoke, served: list[tuple[FakeServingEngine, ServerSettings]], model: Path
 ) -> None:
-    options = "--tp 2 --dtype float32 --kv-bytes 64MiB --max-model-len 100 --executor multiprocess --port 0 --drain-seconds 5"
+    options = "--tp 2 --dtype float32 --executor multiprocess --port 0 --drain-seconds 5"
+    settings_given = "--kv-bytes 64MiB --max-model-len 100 --max-running 4 --max-batch-tokens 99 --no-prefix-cache"
     names = ("--served-model-name", "a", "--served-model-name", "b")
-    outcome = invoke("serve", str(model), *options.split(), *names, "--api-key", "k")
+    outcome = invoke("serve", str(model), *options.split(), *settings_given.split(), *names, "--api-key", "k")
     assert outcome.code == 0, outcome.err
     assert outcome.out == ""
     assert re.search(r"^serving   a, b at http://127\.0\.0\.1:\d+/v1$", outcome.err, re.MULTILINE)
     ((engine, settings),) = served
     assert engine.path == str(model)
-    assert engine.max_model_len == 100
-    expected = {"tensor_parallel": 2, "dtype": "float32", "kv_bytes": 64 << 20, "executor": "multiprocess"}
-    assert engine.settings.items() >= expected.items()
+    assert engine.settings == {
+        "kv_bytes": 64 << 20,
+        "max_model_len": 100,
+        "max_running": 4,
+        "max_batch_tokens": 99,
+        "prefix_cache": False,
+    }
+    assert engine.options.items() >= {"tensor_parallel": 2, "dtype": "float32", "executor": "multiprocess"}.items()
+    assert settings.report == engine.model.report
     assert (settings.models, settings.key, settings.drain_seconds) == (("a", "b"), "k", 5.0)
 
 
@@ -70,7 +78,8 @@ def test_what_is_not_said_is_left_to_the_engine(
 ) -> None:
     assert invoke("serve", str(model), "--port", "0").code == 0
     ((engine, settings),) = served
-    assert not {"kv_bytes", "executor"} & set(engine.settings)
+    assert engine.settings == {}
+    assert engine.options["executor"] is None
     assert (settings.models, settings.key) == (("tiny-model",), "")
     assert {"localhost", "127.0.0.1", "[::1]"} <= set(settings.hosts)
 
@@ -183,9 +192,9 @@ def _served_process(model: Path, step: float, *options: str) -> Iterator[tuple[s
         "import functools, sys, fake_serving\n"
         "from loadmaster.serving.http import launch\n"
         f"fake_serving.Slow = functools.partial(fake_serving.FakeServingEngine, step={step})\n"
-        "launch.ENGINE = 'fake_serving:Slow'\n"
+        "launch.ENGINE, launch.SETTINGS = 'fake_serving:Slow', 'builtins:dict'\n"
         "from loadmaster.cli.program import run\n"
-        f"sys.exit(run(['serve', {str(model)!r}, '--port', '0', *{options!r}]))\n"
+        f"sys.exit(run(['serve', {str(model)!r}, '--port', '0', '-q', *{options!r}]))\n"
     )
     path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(

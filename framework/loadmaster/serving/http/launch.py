@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import pkgutil
 import socket
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost, PluginSelection
@@ -14,21 +14,33 @@ from loadmaster.sampling import read_defaults
 from loadmaster.serving.http.server import serve
 from loadmaster.serving.http.settings import ServerSettings
 from loadmaster.serving.types import SamplingParams, ServingEngine
+from loadmaster_engine.report import LoadReport
 from loadmaster_hookspecs.executors import EventSink
 
 ENGINE: Final = "loadmaster.serving.engine:AsyncEngine"
-"""The engine's class, by name: loading it must cost nothing where only a command's help is wanted."""
+SETTINGS: Final = "loadmaster.serving.settings:settings_from"
+"""The engine's class and what checks its settings, by name: they are imported when a model is to be loaded."""
 
 _SAYS_HOW_TO_SAMPLE: Final = ("do_sample", "temperature", "top_k", "top_p")
 
 
-def make_engine(path: str, *, selection: PluginSelection, on_event: EventSink, **settings: Any) -> ServingEngine:
-    """Return the engine for a model, loaded and ready. `settings` are those of a plan and of the engine.
+class Loaded(NamedTuple):
+    """An engine that is ready, and what its load did."""
 
-    Raises what planning and loading raise, UsageError for settings that the engine does not have.
+    engine: ServingEngine
+    report: LoadReport
+
+
+def make_engine(
+    path: str, settings: Mapping[str, Any], *, selection: PluginSelection, on_event: EventSink, **options: Any
+) -> Loaded:
+    """Return the engine for a model. `settings` are the engine's, `options` those of `loadmaster.Engine`.
+
+    Raises UsageError for settings that the engine does not have, then what planning and loading raise.
     """
-    made = pkgutil.resolve_name(ENGINE)(path, selection=selection, on_event=on_event, **settings)
-    return cast(ServingEngine, made)
+    checked = pkgutil.resolve_name(SETTINGS)(settings)
+    engine = pkgutil.resolve_name(ENGINE)(path, settings=checked, selection=selection, on_event=on_event, **options)
+    return Loaded(engine, engine.model.report)
 
 
 def model_defaults(path: str, selection: PluginSelection) -> SamplingParams:
