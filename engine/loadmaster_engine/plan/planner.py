@@ -48,7 +48,7 @@ from loadmaster_hookspecs.sources import Source
 _WHOLE = Placement()
 
 SCRATCH = 16 << 20
-"""Bytes of temporary memory that transforms, and ranges from which runs are picked, may take on one rank."""
+"""Bytes of temporary memory that transforms, ranges from which runs are picked, and tiles of codes may take on one rank."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,21 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
             packed=draft.packed[rank],
             staging=layout.staging,
-            scratch=SCRATCH if any(op.transform or op.via == "overread" for op in reads[rank]) else 0,
+            scratch=_scratch(reads[rank], draft.packed[rank], [row[rank] for row in tensors]),
         )
         for rank, layout in enumerate(layouts)
     )
+
+
+def _scratch(reads: Sequence[ReadOp], packed: Sequence[PackedMatrix], tensors: Sequence[LocalTensor]) -> int:
+    """Return the bound of one rank's temporary memory.
+
+    While a kernel prepares a matrix, as much as the tensors that it rewrites or gives back may exist a second time, and some
+    tiles. Reading is over by then.
+    """
+    marked = {tensor.name: tensor.nbytes for tensor in tensors if tensor.layout.scratched or tensor.layout.staged}
+    again = max((sum(marked.get(f"{part.path}.{layout.name}", 0) for layout in part.layouts) for part in packed), default=0)
+    return again + SCRATCH if again or any(op.transform or op.via == "overread" for op in reads) else 0
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
