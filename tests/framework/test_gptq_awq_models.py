@@ -279,3 +279,13 @@ def test_the_plan_bounds_what_repacking_takes(ranks: int, tmp_path: Path) -> Non
     for kernel, scratch in (("torch-int4", tiles + repacked), ("dequant", 0)):
         with engine(tmp_path, ranks, kernel=kernel) as loaded:
             assert [rank.scratch for rank in loaded.plan.ranks] == [scratch] * ranks, kernel
+
+
+def test_what_repacking_took_is_returned_once_per_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("loadmaster_engine.load.stages.trim_heap", lambda: calls.append(None))
+    write_quantised(tmp_path, Scheme(), num_hidden_layers=1, intermediate_size=256)
+    for kernel, times in (("torch-int4", 2), ("dequant", 0)):
+        calls.clear()
+        with engine(tmp_path, 2, kernel=kernel):
+            assert len(calls) == times, kernel
