@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -289,3 +290,12 @@ def test_what_repacking_took_is_returned_once_per_rank(monkeypatch: pytest.Monke
         calls.clear()
         with engine(tmp_path, 2, kernel=kernel):
             assert len(calls) == times, kernel
+
+
+def test_a_bias_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+    write_quantised(tmp_path, Scheme(), "qwen3_moe", num_hidden_layers=1, **EXPERTS)
+    name = "model.layers.0.mlp.experts.1.up_proj.bias"
+    edit_tensors(tmp_path, lambda held: held | {name: torch.zeros(1 << 19)})
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(tmp_path)
+    assert (caught.value.code, caught.value.report.where["tensor"]) == ("LM-QUANT-BIAS", name)

@@ -10,7 +10,7 @@ import msgspec
 from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
-from loadmaster_engine.plan.claims import claim_matrices
+from loadmaster_engine.plan.claims import MAX_VALUES, claim_matrices
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
@@ -118,9 +118,9 @@ def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
 
 
 def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:
-    """Return whether all stored bytes of a small tensor are zero."""
+    """Return whether all stored bytes of a tensor are zero. No bias is as large as `MAX_VALUES`: what is, is not read."""
     tensor = index.tensors[name]
-    return not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
+    return tensor.nbytes <= MAX_VALUES and not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
 
 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
