@@ -113,7 +113,7 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
 
     The module keeps its tensors and their type; tensors of another float type are cast on the way. Strict: nothing is written
     unless module and checkpoint hold exactly the same tensors. Raises IntegrityError otherwise, and UsageError for modules of
-    mixed types.
+    mixed types and for quantised checkpoints.
     """
     from loadmaster_engine.load.module_arena import ModuleArena
 
@@ -121,6 +121,14 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
     host = PluginHost(selection)
     settings = PlanSettings(dtype=_dtype_of(module), read_mode="direct", strict=True)
     made = make_plan(host, open_index(host, path), settings)
+    if made.ranks[0].packed:
+        raise UsageError(
+            "LM-USAGE-QUANTISED",
+            "a checkpoint with quantised matrices cannot be loaded into an existing module",
+            where={"matrix": made.ranks[0].packed[0].path, "quantizer": made.ranks[0].packed[0].quantizer},
+            why="its modules have other tensors than plain ones",
+            hints=["load_model makes the module that fits, and Engine runs it"],
+        )
     with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
         load.reserve(ModuleArena(module, made.ranks[0].bindings))
         load.load()

@@ -10,6 +10,7 @@ from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
+from loadmaster_engine.load.heap import trim_heap
 from loadmaster_engine.load.process_io import ProcessIo, peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.shared_memory import SharedMemory
@@ -123,6 +124,7 @@ class RankLoad:
         if staged:
             drop_staged(model.module, [binding.parameter for binding in staged])
             self.arena.release(min(binding.offset for binding in staged))
+            trim_heap()
 
     def verify(self, model: CausalModel) -> RankReport:
         """Prove that nothing is left without storage, and return what this rank did."""

@@ -10,7 +10,7 @@ import msgspec
 from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
-from loadmaster_engine.plan.claims import claim_matrices
+from loadmaster_engine.plan.claims import MAX_VALUES, claim_matrices
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
@@ -49,7 +49,7 @@ from loadmaster_hookspecs.sources import Source
 _WHOLE = Placement()
 
 SCRATCH = 16 << 20
-"""Bytes of temporary memory that transforms, and ranges from which runs are picked, may take on one rank."""
+"""Bytes of temporary memory that transforms, ranges from which runs are picked, and tiles of codes may take on one rank."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
 
 
 def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:
-    """Return whether all stored bytes of a small tensor are zero."""
+    """Return whether all stored bytes of a tensor are zero. No bias is as large as `MAX_VALUES`: what is, is not read."""
     tensor = index.tensors[name]
-    return not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
+    return tensor.nbytes <= MAX_VALUES and not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
 
 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
@@ -156,7 +156,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
             packed=draft.packed[rank],
             staging=layout.staging,
-            scratch=SCRATCH if any(op.transform or op.via == "overread" for op in reads[rank]) else 0,
+            scratch=_scratch(reads[rank], draft.packed[rank], [row[rank] for row in tensors]),
         )
         for rank, layout in enumerate(layouts)
     )
@@ -166,6 +166,17 @@ def _once(draft: Draft) -> bool:
     """Return whether bytes for several ranks are read by one of them: on request, and where there is no mapping to share."""
     mode = draft.settings.read_mode
     return draft.settings.tensor_parallel > 1 and (mode == "node_once" or (not draft.mappable.at_all and mode != "overread"))
+
+
+def _scratch(reads: Sequence[ReadOp], packed: Sequence[PackedMatrix], tensors: Sequence[LocalTensor]) -> int:
+    """Return the bound of one rank's temporary memory.
+
+    While a kernel prepares a matrix, as much as the tensors that it rewrites or gives back may exist a second time, and some
+    tiles. Reading is over by then.
+    """
+    marked = {tensor.name: tensor.nbytes for tensor in tensors if tensor.layout.scratched or tensor.layout.staged}
+    again = max((sum(marked.get(f"{part.path}.{layout.name}", 0) for layout in part.layouts) for part in packed), default=0)
+    return again + SCRATCH if again or any(op.transform or op.via == "overread" for op in reads) else 0
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:

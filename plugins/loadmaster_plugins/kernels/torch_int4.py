@@ -80,6 +80,8 @@ class TorchInt4:
         memory = _packed_memory(tensors, matrix.shape)
         if affine is None or memory is None:
             raise _unfit(facts, "no codes with a scale and a zero per group" if affine is None else "too few packed bytes")
+        if affine.group_size != facts.group_size:
+            raise _unfit(facts, f"its codes are in groups of {affine.group_size}")
         scales_and_zeros = tensors[SCALES_AND_ZEROS]
         fill_scales_and_zeros(scales_and_zeros, affine)
         on_cuda = facts.device == "cuda"
