@@ -1,4 +1,4 @@
-"""How fast tokens come after the first one, for everyone alike: the time of a long answer less that of an answer of one token."""
+"""How fast tokens come after the first one: the time of a long answer less that of an answer of one token."""
 
 from __future__ import annotations
 

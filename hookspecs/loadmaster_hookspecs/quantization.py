@@ -106,6 +106,9 @@ class Affine(NamedTuple):
 
     `codes(start, stop)` returns uint8 [stop - start, in], the codes of these rows; `scales` is float [groups, out] and `zeros`
     [groups, out], the same type. Group `g` is columns `g * group_size` to `(g + 1) * group_size`.
+
+    `words` is an offer to kernels that repack 4-bit codes: int32 [in / 8, out], in which a word holds eight neighbours in a row,
+    from the lowest bits up. None where codes lie in another way or some of them are padding.
     """
 
     bits: int
@@ -113,6 +116,7 @@ class Affine(NamedTuple):
     codes: Callable[[int, int], torch.Tensor]
     scales: torch.Tensor
     zeros: torch.Tensor
+    words: torch.Tensor | None = None
 
 
 class Matrix(Protocol):
