@@ -107,8 +107,8 @@ class Affine(NamedTuple):
     `codes(start, stop)` returns uint8 [stop - start, in], the codes of these rows; `scales` is float [groups, out] and `zeros`
     [groups, out], the same type. Group `g` is columns `g * group_size` to `(g + 1) * group_size`.
 
-    `words` is an offer to kernels that repack 4-bit codes: int32 [in / 8, out], in which a word holds eight neighbours in a row,
-    from the lowest bits up. None where codes lie in another way or some of them are padding.
+    `words` is an offer to kernels that repack 4-bit codes: int32 [in / 8, out], in which a word holds eight neighbours of a
+    row, from the lowest bits up. None where codes lie in another way or some of them are padding.
     """
 
     bits: int
@@ -226,7 +226,8 @@ class MatrixKernel(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Fill the computed tensors and return the product: float [..., in] to float [..., out], without bias.
 
-        Runs once per matrix in the worker, when its tensors are filled. What it allocates beside the result must be small: a
+        Runs once per matrix in the worker, when its tensors are filled; for several matrices at once in threads of their own,
+        in each of which torch uses one. What it allocates beside the result must be small: a
         tile, not a whole float matrix. `staged` tensors must not be used by the result.
         """
         ...

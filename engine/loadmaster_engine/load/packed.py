@@ -7,6 +7,7 @@ What they mean is known to the plugins alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,9 +90,23 @@ def install(host: PluginHost, model: torch.nn.Module, parts: Sequence[PackedMatr
 
 
 def prepare(model: torch.nn.Module) -> None:
-    """Prepare every packed module of the model. Its tensors must be bound and filled."""
-    for module in packed_modules(model):
+    """Prepare every packed module of the model, as many at once as torch uses threads. Its tensors must be bound and filled.
+
+    Each of them gets one thread: preparing is many small operations, which are not worth dividing. The first module is prepared
+    alone, so that what a kernel loads once is there for the others. Raises what a kernel raises, when all threads have ended.
+    """
+    modules = list(packed_modules(model))
+    threads = torch.get_num_threads()
+    for module in modules[:1] if threads > 1 else modules:
         module.prepare()
+    if threads > 1 and len(modules) > 1:
+        try:
+            with ThreadPoolExecutor(threads, "prepare", torch.set_num_threads, (1,)) as pool:
+                for done in [pool.submit(module.prepare) for module in modules[1:]]:
+                    done.result()
+        finally:
+            # The number is one of each thread, but new threads begin with what was set last by any of them.
+            torch.set_num_threads(threads)
 
 
 def drop_staged(model: torch.nn.Module, names: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ and the byte of each column is then split off. It takes a quarter of the time of
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from loadmaster_plugins.kernels.int4_layout import BlockOrder
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 BLOCKS: Final = 16
 """Blocks of rows that are rearranged at a time, so that whole pieces of the words' rows are read."""
 
-TILE: Final = 1 << 15
-"""Pairs of words that are rearranged at a time. They stay in the second-level cache, and torch uses one thread for so few."""
+TILE: Final = 1 << 16
+"""Pairs of words that are rearranged at a time: few enough to stay in the second-level cache."""
 
 LOW: Final = 0x0F0F0F0F
 """The low halves of a word's bytes: its even columns."""
@@ -28,30 +27,16 @@ LOW: Final = 0x0F0F0F0F
 def rearrange(words: torch.Tensor, packed: torch.Tensor, order: BlockOrder) -> int:
     """Fill the whole blocks of `packed`, uint8 [rows, in / 2], from `words`, int32 [in / 8, rows]. Return their number of rows.
 
-    The rows after them, and all rows where a block does not have two halves, are left alone. As many threads work on the
-    blocks as torch uses; they end before this returns.
+    The rows after them, and all rows where a block does not have two halves, are left alone.
     """
-    import torch
-
     if not order.halves:
         return 0
     count = packed.shape[0] // order.block
-    starts = range(0, count, BLOCKS)
     rows = count * order.block
-    source = words[:, :rows].unflatten(1, (count, 2, order.block // 2)) if count else words
+    source = words[:, :rows].view(len(words), count, 2, order.block // 2)
     target = packed[:rows].view(count, len(words), 8, order.block // 2)
-
-    def work(start: int) -> None:
-        stop = min(start + BLOCKS, count)
-        _rearrange_blocks(source[:, start:stop], target[start:stop])
-
-    threads = min(torch.get_num_threads(), len(starts))
-    if threads < 2:
-        for start in starts:
-            work(start)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, starts))
+    for start in range(0, count, BLOCKS):
+        _rearrange_blocks(source[:, start : start + BLOCKS], target[start : start + BLOCKS])
     return rows
 
 
