@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     if options.only:
         everyone = [one for one in everyone if one.name in options.only]
     machine = machine_facts(cache)
-    plan = list(schedule(everyone, settings.conditions, settings.rounds))
+    plan = list(schedule(everyone, settings.conditions, settings.rounds, check=not quantised))
     done = run_series(plan, Runner(model, pythons, settings.ballast).run, unavailable, _say)
     report = _report(settings, machine, model, everyone, done)
     return _keep(report, options.out, options.page)

@@ -72,7 +72,7 @@ def _tokens(report: Report) -> str:
     rows = [
         (one.contestant, " ".join(map(str, one.tokens[:8])), "; ".join(note for note in one.notes if note.startswith("kernel")))
         for one in report.measurements
-        if one.round == 0 and one.tokens
+        if one.round == 1 and one.tokens
     ]
     text = "### Answers\n\nThe first tokens of each answer. Weights are random, so that rounding may decide between tokens.\n\n"
     return text + table(("contestant", "tokens", "notes"), rows) if rows else ""

@@ -104,6 +104,15 @@ def test_what_fails_is_reported_once_and_not_repeated() -> None:
     assert [(one.contestant, one.error) for one in done] == [("runai", "it broke"), ("tensorizer", "no such package")]
 
 
+def test_without_a_check_round_what_fails_first_is_not_repeated() -> None:
+    everyone = [one for one in contestants(["runai"], ["auto"]) if one.peer]
+    plan = list(schedule(everyone, ["hot"], 3, check=False))
+    assert [number for _, _, number in plan] == [1, 2, 3]
+    broken = run_series(plan, lambda *_: _measured("runai", 1, 1.0, error="it broke"), {}, lambda text: None)
+    assert len(broken) == 1
+    assert len(run_series(plan, lambda *_: _measured("runai", 1, 1.0), {}, lambda text: None)) == 3
+
+
 def test_an_interrupt_keeps_what_was_measured() -> None:
     everyone = [one for one in contestants(["runai", "tensorizer"], ["auto"]) if one.peer]
 
