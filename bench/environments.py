@@ -64,6 +64,18 @@ ENVIRONMENTS: Final = {
             remove=("torchvision", "torchaudio", "torchcodec"),
             pinned_as_here=False,
         ),
+        # It asks for torch 2.14.1 and works with the one that everything else here is measured with.
+        Environment(
+            name="gptqmodel",
+            requirements=(
+                *("accelerate==1.15.0", "transformers==5.24.0", "numpy==2.4.6", "safetensors==0.8.0"),
+                *("threadpoolctl>=3.7.0", "device-smi>=0.5.7", "protobuf>=7.36.2", "pillow>=13.0.0", "pypcre>=0.6.4"),
+                *("tokenicer>=0.0.14", "logbar>=0.4.15", "ninja>=1.13.2", "datasets>=5.1.0", "pyarrow>=26.0.0"),
+                *("dill>=0.4.1", "requests>=2.34.2", "torchao>=0.18.0", "defuser>=0.0.28", TORCH),
+            ),
+            alone=("gptqmodel==7.7.0",),
+            pinned_as_here=False,
+        ),
     )
 }
 

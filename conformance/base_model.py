@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from bench.checkpoint import Proportions, configuration, tensors, write_json, write_tokenizer
+from bench.checkpoint import Proportions, model_config, tensors, write_tokenizer
+from bench.tensor_files import write_json
 
 Family = Literal["llama", "qwen2", "ragged"]
 """llama; qwen2, whose query, key and value have a bias; llama with an inner size of five groups of 128 and a quarter."""
@@ -35,7 +36,7 @@ def proportions_of(family: Family) -> Proportions:
 def write_base_model(folder: Path, family: Family) -> None:
     """Write configuration, tokenizer and float16 weights into an existing folder; the same bytes every time."""
     proportions = proportions_of(family)
-    config = configuration(proportions) | {"dtype": "float16", "torch_dtype": "float16", "rope_theta": 10000.0}
+    config = model_config(proportions) | {"dtype": "float16", "torch_dtype": "float16", "rope_theta": 10000.0}
     if family == "qwen2":
         config |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
     write_json(folder / "config.json", config)

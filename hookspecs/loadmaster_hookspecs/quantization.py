@@ -109,6 +109,9 @@ class Affine(NamedTuple):
 
     `codes(start, stop)` returns uint8 [stop - start, in], the codes of these rows; `scales` is float [groups, out] and `zeros`
     [groups, out], the same type. Group `g` is columns `g * group_size` to `(g + 1) * group_size`.
+
+    `words` is an offer to kernels that repack 4-bit codes: int32 [in / 8, out], in which a word holds eight neighbours of a
+    row, from the lowest bits up. None where codes lie in another way or some of them are padding.
     """
 
     bits: int
@@ -116,6 +119,7 @@ class Affine(NamedTuple):
     codes: Callable[[int, int], torch.Tensor]
     scales: torch.Tensor
     zeros: torch.Tensor
+    words: torch.Tensor | None = None
 
 
 class Matrix(Protocol):
@@ -225,8 +229,8 @@ class MatrixKernel(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Fill the computed tensors and return the product: float [..., in] to float [..., out], without bias.
 
-        Runs in the worker for one matrix after the other, when its tensors are filled. What it allocates must be small: some
-        tiles, and at most the bytes of the tensors that it marked, which is what the plan counts as scratch. `staged` tensors
-        must not be used by the result.
+        Runs once per matrix in the worker, when its tensors are filled; for several matrices at once in threads of their own,
+        in each of which torch uses one. What it allocates must be small: some tiles, and at most the bytes of the tensors that
+        it marked, which is what the plan counts as scratch. `staged` tensors must not be used by the result.
         """
         ...

@@ -106,6 +106,15 @@ def test_what_fails_is_reported_once_and_not_repeated() -> None:
     assert [(one.contestant, one.error) for one in done] == [("runai", "it broke"), ("tensorizer", "no such package")]
 
 
+def test_without_a_check_round_what_fails_first_is_not_repeated() -> None:
+    everyone = [one for one in contestants(["runai"], ["auto"]) if one.peer]
+    plan = list(schedule(everyone, ["hot"], 3, check=False))
+    assert [number for _, _, number in plan] == [1, 2, 3]
+    broken = run_series(plan, lambda *_: _measured("runai", 1, 1.0, error="it broke"), {}, lambda text: None)
+    assert len(broken) == 1
+    assert len(run_series(plan, lambda *_: _measured("runai", 1, 1.0), {}, lambda text: None)) == 3
+
+
 def test_an_interrupt_keeps_what_was_measured() -> None:
     everyone = [one for one in contestants(["runai", "tensorizer"], ["auto"]) if one.peer]
 
@@ -220,7 +229,7 @@ def test_every_peer_has_an_environment_and_a_script() -> None:
     from bench.environments import ENVIRONMENTS
 
     everyone = contestants(DEFAULT_PEERS, ["auto", "direct"])
-    assert {one.peer for one in everyone} - {""} == set(ENVIRONMENTS)
+    assert {one.peer for one in everyone} - {""} == set(DEFAULT_PEERS) <= set(ENVIRONMENTS)
     scripts = Path(bench_main.__file__).parent / "runs"
     assert [one.name for one in everyone if not (scripts / f"{one.script}.py").is_file()] == []
     assert len({one.name for one in everyone}) == len(everyone)

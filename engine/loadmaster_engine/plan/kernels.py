@@ -19,6 +19,9 @@ from loadmaster_hookspecs.sharding import Interval, ModulePlacement, Placement
 
 AUTO = "auto"
 
+AT_ONCE = 4
+"""Matrices that are prepared at the same time, at most: what each of them takes up meanwhile is part of the plan."""
+
 CONSTANT_AXES = {"one": 1, "pair": 2}
 """Sizes of the axes that a kernel may give to computed tensors beside those of the matrix."""
 

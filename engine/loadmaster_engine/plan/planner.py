@@ -16,7 +16,7 @@ from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
 from loadmaster_engine.plan.exchange import with_shared_scratch
 from loadmaster_engine.plan.expansion import expand
-from loadmaster_engine.plan.kernels import choose_kernels
+from loadmaster_engine.plan.kernels import AT_ONCE, choose_kernels
 from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
@@ -171,11 +171,12 @@ def _once(draft: Draft) -> bool:
 def _scratch(reads: Sequence[ReadOp], packed: Sequence[PackedMatrix], tensors: Sequence[LocalTensor]) -> int:
     """Return the bound of one rank's temporary memory.
 
-    While a kernel prepares a matrix, as much as the tensors that it rewrites or gives back may exist a second time, and some
-    tiles. Reading is over by then.
+    While kernels prepare matrices, several at once, as much as the tensors that they rewrite or give back may exist a second
+    time, and some tiles. Reading is over by then.
     """
     marked = {tensor.name: tensor.nbytes for tensor in tensors if tensor.layout.scratched or tensor.layout.staged}
     again = max((sum(marked.get(f"{part.path}.{layout.name}", 0) for layout in part.layouts) for part in packed), default=0)
+    again *= min(AT_ONCE, len(packed))
     return again + SCRATCH if again or any(op.transform or op.via == "overread" for op in reads) else 0
 
 
