@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from loadmaster.host import PluginHost, live_record
+from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
 from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
@@ -55,12 +56,17 @@ def record_for(separate_processes: bool, host: PluginHost) -> HostRecord:
 
 
 def make_plan_in(
-    executor: Executor, host: HostRecord, index: CheckpointIndex, settings: PlanSettings, timeline: Timeline
+    executor: Executor,
+    host: HostRecord,
+    index: CheckpointIndex,
+    settings: PlanSettings,
+    timeline: Timeline,
+    adapters: Sequence[AdapterRequest] = (),
 ) -> LoadPlan:
     """Return the plan, made by the executor's planner."""
     with timeline.stage("plan"):
         spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host)
-        body = encode(PlanRequest(index=index, settings=settings))
+        body = encode(PlanRequest(index=index, settings=settings, adapters=tuple(adapters)))
         try:
             return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
         except LoadmasterError as error:

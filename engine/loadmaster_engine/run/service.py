@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
+from loadmaster_engine.run.adapters import Adapters, set_up
 from loadmaster_engine.run.batch import Batch, prefill_logits
 from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
@@ -40,6 +41,7 @@ class WorkerService:
         self._load: RankLoad | None = None
         self._building: Future[CausalModel] | None = None
         self._model: CausalModel | None = None
+        self._adapters: Adapters | None = None
         self._batch: Batch | None = None
         self._sampler: Sampler | None = None
         self._ops: dict[str, Callable[[bytes, EventSink], Result]] = {
@@ -109,7 +111,11 @@ class WorkerService:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to bind before it was given its part of the plan")
         model = self._building.result(timeout=BUILD_SECONDS)
         self._loading.bind(model)
-        attach(model.module, self._assigned.plan.ranks[0].modules, self._group)
+        plan, modules = self._assigned.plan, self._assigned.plan.ranks[0].modules
+        merged = plan.settings.adapter_mode == "merged"
+        self._adapters = set_up(self._host, model.module, modules, self._group, self._loading.adapters, merged=merged)
+        self._loading.adapters = ()
+        attach(model.module, modules, self._group)
         self._model = model
         return Result()
 
@@ -120,6 +126,7 @@ class WorkerService:
 
     def _begin(self, body: bytes, emit: EventSink) -> Result:
         prompts = decode(body, Prompts)
+        self._select(prompts.adapter)
         self._batch = Batch(self._running, prompts.rows, self._device)
         self._sampler = Sampler(list(prompts.sampling))
         return self._drawn(self._sampler.draw(self._batch.prefill()))
@@ -134,8 +141,15 @@ class WorkerService:
         return Result()
 
     def _logits(self, body: bytes, emit: EventSink) -> Result:
-        logits = prefill_logits(self._running, decode(body, Tokens).ids, self._device)
+        tokens = decode(body, Tokens)
+        self._select(tokens.adapter)
+        logits = prefill_logits(self._running, tokens.ids, self._device)
         return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
+
+    def _select(self, adapter: str) -> None:
+        """Let the steps that follow use an adapter, or none."""
+        if self._adapters is not None:
+            self._adapters.select(adapter)
 
     def _drawn(self, ids: list[int]) -> Result:
         """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""
