@@ -1,8 +1,8 @@
 """Adapters: small sets of tensors that change what a model computes, and the kinds that understand them.
 
 A kind recognises an adapter by its configuration, says which stored tensors belong to which module, how their dimensions relate
-to that module's axes, and how the module's result or its weight changes. It knows nothing of ranks, file formats, quantisation or
-model families: the kernel cuts an adapter's tensors where it cuts the module they belong to.
+to that module's axes, and how the module's result or its weight changes. It knows nothing of ranks, file formats,
+quantisation or model families: the kernel cuts an adapter's tensors where it cuts the module they belong to.
 """
 
 from __future__ import annotations

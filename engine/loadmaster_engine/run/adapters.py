@@ -21,14 +21,16 @@ TILE_ELEMENTS = 4 << 20
 class PlacedLayer:
     """The rank's part of a module that an adapter changes."""
 
-    def __init__(self, module: torch.nn.Module, group: Group, *, shared: bool) -> None:
+    def __init__(self, module: torch.nn.Module, weight: torch.Tensor | None, group: Group, *, shared: bool) -> None:
         self.module = module
+        self._weight = weight
         self._group = group
         self._shared = shared
 
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows of the rank's own weight as float32."""
-        return self.module.get_parameter("weight")[start:stop].float()
+        weight = self.module.get_parameter("weight") if self._weight is None else self._weight
+        return weight[start:stop].float()
 
     def total(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum over the ranks where they share the module's inputs."""
@@ -56,8 +58,9 @@ class Adapters:
     def add_live(self, adapter: LoadedAdapter) -> None:
         """Make an adapter choosable. The base is left as it is."""
         name = adapter.plan.name
+        replaced = _replacements(adapter)
         for part in adapter.plan.parts:
-            layer, tensors = self._layer(part), _tensors(adapter, part)
+            layer, tensors = self._layer(part, replaced.get(f"{part.path}.weight")), _tensors(adapter, part)
             kind = self._host.adapter_kind(adapter.plan.kind)
             with torch.inference_mode(), self._host.attributed(kind, f"live of adapter kind {kind.name} for {part.path}"):
                 change = kind.live(part, tensors, layer)
@@ -65,18 +68,18 @@ class Adapters:
                 self._changes[part.path] = {}
                 layer.module.register_forward_hook(self._hook(part.path))
             self._changes[part.path][name] = change
-        self._replaced[name] = _replacements(adapter)
+        self._replaced[name] = replaced
 
     def merge(self, adapter: LoadedAdapter) -> None:
         """Change the weights. They must lie in the arena and be shared with no other module."""
+        for name, parameter in _replacements(adapter).items():
+            self._put(name, parameter)
         for part in adapter.plan.parts:
             layer = self._layer(part)
             kind = self._host.adapter_kind(adapter.plan.kind)
             with torch.inference_mode(), self._host.attributed(kind, f"merge of adapter kind {kind.name} for {part.path}"):
                 changes = kind.merge(part, _tensors(adapter, part), layer)
                 _apply(layer.module, changes)
-        for name, parameter in _replacements(adapter).items():
-            self._put(name, parameter)
         self._merged = adapter.plan.name
 
     def select(self, name: str) -> None:
@@ -95,8 +98,8 @@ class Adapters:
         self._own = {parameter: self._put(parameter, own) for parameter, own in self._replaced.get(name, {}).items()}
         self._chosen = name
 
-    def _layer(self, part: AdapterPart) -> PlacedLayer:
-        return PlacedLayer(self._model.get_submodule(part.path), self._group, shared=part.path in self._shared)
+    def _layer(self, part: AdapterPart, weight: torch.Tensor | None = None) -> PlacedLayer:
+        return PlacedLayer(self._model.get_submodule(part.path), weight, self._group, shared=part.path in self._shared)
 
     def _hook(self, path: str) -> Any:
         changes = self._changes[path]

@@ -1,4 +1,4 @@
-"""What a LoRA does to a model: every stored tensor finds its module, or the adapter is refused with the list of those that do not."""
+"""What a LoRA does to a model: every stored tensor finds its module, or the adapter is refused with those that do not."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _refuse_untargeted(scene: Scene) -> None:
 
 
 def _targets(scene: Scene) -> set[str] | None:
-    """Return the stored paths of the modules that the configuration targets, or None where it leaves that to peft's defaults."""
+    """Return the stored paths of the modules that the configuration targets, or None where it does not name any."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
     config = scene.settings.config

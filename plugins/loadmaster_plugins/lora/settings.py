@@ -29,8 +29,8 @@ IRRELEVANT: Final = frozenset(
         "fan_in_fan_out",
     }
 )  # fmt: skip
-"""Fields without effect on results: where the adapter comes from, how it was trained and initialised, settings of features that
-are off. `fan_in_fan_out` concerns layers that store their weight transposed; peft ignores it for others, and the layers that
+"""Fields without effect on results: where the adapter comes from, how it was trained and initialised, settings of features
+that are off. `fan_in_fan_out` concerns layers that store their weight transposed; peft ignores it for others, and the layers that
 adapters can change here are all of the usual kind."""
 
 PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal")

@@ -1,0 +1,198 @@
+"""LoRA through the whole of loadmaster: real files and every feature of peft, live and merged, whole and divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import loadmaster as lm
+from peft_adapters import ALL, Made, adapt, make_adapter
+from quantised_models import Scheme, write_quantised
+from tiny_models import IDS, relative_error
+
+DATA = Path(__file__).parents[1] / "data"
+TOLERANCE = 1e-5
+MODES = ("live", "merged")
+
+
+def engine(model: Path, adapter: Path, ranks: int = 1, mode: Any = "live", **options: Any) -> lm.Engine:
+    return lm.Engine(
+        model,
+        tensor_parallel=ranks,
+        adapters={"it": adapter},
+        adapter_mode=mode,
+        **{"executor": "inline", "dtype": "float32", **options},
+    )
+
+
+def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[str, ...] = MODES, **options: Any) -> None:
+    for mode in modes:
+        for size in ranks:
+            with engine(made.model, made.adapter, size, mode, **options) as loaded:
+                assert relative_error(loaded.logits(list(IDS), adapter="it"), made.logits) < TOLERANCE, (mode, size)
+
+
+@pytest.mark.parametrize("name", ["lora-r8-attn", "lora-r16-all", "lora-regex", "lora-save-norm"])
+@pytest.mark.parametrize("mode", MODES)
+def test_real_adapters_give_pefts_logits(name: str, mode: str) -> None:
+    expected = load_file(DATA / name / "expected" / "logits.safetensors")
+    plain = load_file(DATA / "base" / "expected" / "logits.safetensors")
+    ids, reference = expected["input_ids"][0].tolist(), expected["logits"][0]
+    assert ids == plain["input_ids"][0].tolist()
+    for ranks in (1, 2, 3):
+        with engine(DATA / "base", DATA / name, ranks, mode) as loaded:
+            assert relative_error(loaded.logits(ids, adapter="it"), reference) < TOLERANCE, ranks
+            without = reference if mode == "merged" else plain["logits"][0]
+            assert relative_error(loaded.logits(ids), without) < TOLERANCE, ranks
+            assert loaded.report.amplification == 1.0
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "all seven": {},
+    "rslora": {"use_rslora": True},
+    "patterns": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 7}, "alpha_pattern": {"k_proj": 20, "o_proj": 1}},
+    "patterns and rslora": {"rank_pattern": {"v_proj": 9}, "alpha_pattern": {"v_proj": 3}, "use_rslora": True},
+    "regex": {"target_modules": r".*layers\.0\..*(q|v)_proj"},
+    "all-linear": {"target_modules": "all-linear"},
+    "full paths": {"target_modules": ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]},
+    "layers": {"layers_to_transform": [1]},
+    "layers pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
+    "exclude": {"exclude_modules": ["down_proj"]},
+    "fan_in_fan_out": {"fan_in_fan_out": True},
+    "dora": {"use_dora": True},
+    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "head": {"target_modules": ["lm_head", "o_proj"]},
+    "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "norm"]},
+    "dropout and gaussian": {"lora_dropout": 0.5, "init_lora_weights": "gaussian"},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features(feature: str, tmp_path: Path) -> None:
+    check(make_adapter(tmp_path, **FEATURES[feature]), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("bias", "more"), [("all", {}), ("lora_only", {}), ("none", {"lora_bias": True}), ("all", {"use_dora": True})]
+)
+def test_biases(bias: str, more: dict[str, Any], tmp_path: Path) -> None:
+    made = make_adapter(tmp_path, sizes={"attention_bias": True, "mlp_bias": True}, bias=bias, **more)
+    check(made, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"), [("qwen3", ALL), ("phi3", ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]), ("gemma", ALL)]
+)
+@pytest.mark.parametrize("dora", [False, True])
+def test_families(family: str, targets: list[str], dora: bool, tmp_path: Path) -> None:
+    sizes = {"head_dim": 16} if family != "phi3" else {}
+    check(make_adapter(tmp_path, family, sizes, target_modules=targets, use_dora=dora), (1, 2, 4))
+
+
+def test_attention_of_experts_models(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    check(make_adapter(tmp_path, "qwen3_moe", sizes, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
+
+
+def test_scaled_embeddings(tmp_path: Path) -> None:
+    sizes = {"query_pre_attn_scalar": 16}
+    check(make_adapter(tmp_path, "gemma3_text", sizes, target_modules=["embed_tokens", "q_proj"]), (1, 2))
+
+
+@pytest.mark.parametrize("targets", [["embed_tokens", "q_proj"], ["lm_head", "q_proj"]])
+def test_one_of_two_tied_modules(targets: list[str], tmp_path: Path) -> None:
+    check(make_adapter(tmp_path, sizes={"tie_word_embeddings": True}, target_modules=targets), (1, 2))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_equal_ranks_with_padding(dora: bool, tmp_path: Path) -> None:
+    made = make_adapter(tmp_path, sizes={"intermediate_size": 177, "num_attention_heads": 8}, use_dora=dora)
+    check(made, (2, 4), equal_ranks=True)
+
+
+def test_mapped_weights_become_copies_where_they_are_merged(tmp_path: Path) -> None:
+    made = make_adapter(tmp_path, target_modules=["q_proj"])
+    plans = {mode: lm.plan(made.model, adapters={"it": made.adapter}, adapter_mode=mode) for mode in MODES}
+    mapped = {
+        mode: {binding.parameter for binding in plan.ranks[0].bindings if binding.view is not None}
+        for mode, plan in plans.items()
+    }
+    changed = {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
+    assert mapped["live"] - mapped["merged"] == changed
+    before = (made.model / "model.safetensors").read_bytes()
+    check(made, (1, 2), ("merged",), dtype="auto")
+    assert (made.model / "model.safetensors").read_bytes() == before
+
+
+def test_square_random_factors_are_not_transposed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "head_dim": 2, "num_key_value_heads": 4}
+    check(make_adapter(tmp_path, sizes=sizes, r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
+
+
+def test_over_worker_processes(tmp_path: Path) -> None:
+    check(make_adapter(tmp_path, use_dora=True), (2,), executor="multiprocess")
+
+
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(method="awq", version="gemm")])
+def test_live_on_quantised_bases(scheme: Scheme, tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path / "packed", scheme)
+    made = adapt(plain, tmp_path / "adapter")._replace(model=tmp_path / "packed")
+    check(made, (1, 2), ("live",), kernel="dequant")
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(made.model, adapters={"it": made.adapter}, adapter_mode="merged")
+    assert caught.value.code == "LM-ADAPTER-MERGE"
+    assert caught.value.report.why == "the weight is quantised"
+
+
+@pytest.mark.parametrize("name", ["gptq-4b-g64-asym-act", "awq-4b-g64"])
+def test_live_on_real_quantised_files(name: str, tmp_path: Path) -> None:
+    """Against the dequantised weights as a plain model, with peft's adapter on top."""
+    plain = lm.load_model(DATA / name, dtype="float32", kernel="dequant")
+    state = {key: value for key, value in plain.state_dict().items() if "qweight" not in key}
+    assert state
+    ids = load_file(DATA / name / "expected" / "logits.safetensors")["input_ids"][0].tolist()
+    with engine(DATA / name, DATA / "lora-r16-all", kernel="dequant") as alone:
+        reference, base = alone.logits(ids, adapter="it"), alone.logits(ids)
+    expected = _with_adapter(plain, ids)
+    assert relative_error(reference, expected) < TOLERANCE
+    assert relative_error(reference, base) > 100 * TOLERANCE
+    for ranks in (2, 3):
+        with engine(DATA / name, DATA / "lora-r16-all", ranks, kernel="dequant") as divided:
+            assert relative_error(divided.logits(ids, adapter="it"), expected) < TOLERANCE
+
+
+def _with_adapter(model: torch.nn.Module, ids: list[int]) -> Any:
+    """Return the logits of a model whose every layer has the adapter's product added, computed here."""
+    tensors = load_file(DATA / "lora-r16-all" / "adapter_model.safetensors")
+    for name, a in tensors.items():
+        if ".lora_A." in name:
+            b = torch.from_numpy(tensors[name.replace(".lora_A.", ".lora_B.")])
+            path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            delta = 0.5 * b @ torch.from_numpy(a)
+            model.get_submodule(path).register_forward_hook(lambda _m, args, out, d=delta: out + args[0] @ d.T)
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0].numpy()
+
+
+def test_several_adapters_and_none_by_turns(tmp_path: Path) -> None:
+    first = make_adapter(tmp_path, modules_to_save=["norm"])
+    second = adapt(first.model, tmp_path / "second", seed=5, target_modules=["q_proj"], r=2, bias="all")
+    folders = {"first": first.adapter, "second": second.adapter}
+    with lm.Engine(first.model, adapters=folders, dtype="float32") as loaded:
+        plain = loaded.logits(list(IDS))
+        for _ in range(2):
+            assert relative_error(loaded.logits(list(IDS), adapter="first"), first.logits) < TOLERANCE
+            assert relative_error(loaded.logits(list(IDS), adapter="second"), second.logits) < TOLERANCE
+            assert (loaded.logits(list(IDS)) == plain).all()
+        answers = {name: loaded.generate([list(IDS)], max_tokens=8, temperature=0, adapter=name) for name in (*folders, None)}
+        assert int(answers["first"][0].token_ids[0]) == int(first.logits[-1].argmax())
+        assert int(answers["second"][0].token_ids[0]) == int(second.logits[-1].argmax())
+        with pytest.raises(lm.UsageError) as caught:
+            loaded.logits(list(IDS), adapter="third")
+        assert caught.value.report.why == "loaded: first, second"
+    with pytest.raises(lm.UsageError, match="only one adapter can be merged"):
+        lm.plan(first.model, adapters=folders, adapter_mode="merged")
