@@ -98,6 +98,8 @@ def bring_up(
         executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)
+        if plan.adapters:
+            executor.call("adapt", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("verify"):
         return tuple(decode(result.body, RankReport) for result in executor.call("verify", b"", timeout=STAGE_TIMEOUT))
 

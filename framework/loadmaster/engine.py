@@ -172,7 +172,7 @@ class Engine:
             chat: treat every text as a user's message and render it with the model's chat template.
             adapter: the name of a loaded adapter to use; None for the model as it was loaded.
 
-        Raises UsageError for values out of range, for an adapter that is not loaded, and for prompts that are empty or too long.
+        Raises UsageError for values out of range, for an unknown adapter, and for prompts that are empty or too long.
         """
         chosen = self._adapter(adapter)
         request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

@@ -40,8 +40,8 @@ class PlacedLayer:
 class Adapters:
     """The adapters of one rank's model. `select` decides which of the live ones the next steps use.
 
-    Changes are attached to the modules before the collectives are, so that they belong to the partial results which the ranks
-    put together anyway.
+    Changes come before the collectives of the modules, so that they belong to the partial results which the ranks put together
+    anyway.
     """
 
     def __init__(self, host: PluginHost, model: torch.nn.Module, placements: Sequence[ModulePlacement], group: Group) -> None:
@@ -66,7 +66,7 @@ class Adapters:
                 change = kind.live(part, tensors, layer)
             if part.path not in self._changes:
                 self._changes[part.path] = {}
-                layer.module.register_forward_hook(self._hook(part.path))
+                layer.module.register_forward_hook(self._hook(part.path), prepend=True)
             self._changes[part.path][name] = change
         self._replaced[name] = replaced
 
@@ -128,7 +128,7 @@ def set_up(
     *,
     merged: bool,
 ) -> Adapters:
-    """Return the model's adapters, made choosable or merged. Every rank must call this, before collectives are attached."""
+    """Return the model's adapters, made choosable or merged. Every rank must call this: ranks may have to add up norms."""
     adapters = Adapters(host, model, placements, group)
     for adapter in loaded:
         if merged:

@@ -29,7 +29,7 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, load, bind, verify; then begin, append, logits.
+    Ops, in order: assign, reserve, open, join, warm, load, bind, adapt where the plan has adapters, verify; then begin, append, logits.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -52,6 +52,7 @@ class WorkerService:
             "warm": self._warm,
             "load": self._read,
             "bind": self._bind,
+            "adapt": self._adapt,
             "verify": self._verify,
             "begin": self._begin,
             "append": self._append,
@@ -111,12 +112,15 @@ class WorkerService:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to bind before it was given its part of the plan")
         model = self._building.result(timeout=BUILD_SECONDS)
         self._loading.bind(model)
-        plan, modules = self._assigned.plan, self._assigned.plan.ranks[0].modules
-        merged = plan.settings.adapter_mode == "merged"
-        self._adapters = set_up(self._host, model.module, modules, self._group, self._loading.adapters, merged=merged)
-        self._loading.adapters = ()
-        attach(model.module, modules, self._group)
+        attach(model.module, self._assigned.plan.ranks[0].modules, self._group)
         self._model = model
+        return Result()
+
+    def _adapt(self, body: bytes, emit: EventSink) -> Result:
+        plan, module, loaded = self._assigned.plan, self._running.module, self._loading.adapters
+        merged = plan.settings.adapter_mode == "merged"
+        self._adapters = set_up(self._host, module, plan.ranks[0].modules, self._group, loaded, merged=merged)
+        self._loading.adapters = ()
         return Result()
 
     def _verify(self, body: bytes, emit: EventSink) -> Result:
