@@ -29,7 +29,8 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, load, bind, adapt where the plan has adapters, verify; then begin, append, logits.
+    Ops, in order: assign, reserve, open, join, warm, load, bind, adapt where the plan has adapters, verify; then begin, append,
+    logits.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
