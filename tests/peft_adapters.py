@@ -44,7 +44,7 @@ def adapt(model: Path, folder: Path, seed: int = 1, **config: Any) -> Made:
         wrapped = get_peft_model(base, LoraConfig(**config)).eval()
         _randomise(wrapped, seed)
         logits = reference_logits(wrapped, list(IDS))
-        wrapped.save_pretrained(folder)
+        wrapped.save_pretrained(str(folder))
     return Made(model, folder, logits)
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 from safetensors.numpy import load_file
 
 import loadmaster as lm
+from loadmaster_hookspecs.adapters import AdapterMode
 from peft_adapters import ALL, Made, adapt, make_adapter
 from quantised_models import Scheme, write_quantised
 from tiny_models import IDS, relative_error
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 1e-5
-MODES = ("live", "merged")
+MODES: Final[tuple[AdapterMode, ...]] = ("live", "merged")
 
 
-def engine(model: Path, adapter: Path, ranks: int = 1, mode: Any = "live", **options: Any) -> lm.Engine:
+def engine(model: Path, adapter: Path, ranks: int = 1, mode: AdapterMode = "live", **options: Any) -> lm.Engine:
     return lm.Engine(
         model,
         tensor_parallel=ranks,
@@ -29,7 +30,7 @@ def engine(model: Path, adapter: Path, ranks: int = 1, mode: Any = "live", **opt
     )
 
 
-def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[str, ...] = MODES, **options: Any) -> None:
+def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[AdapterMode, ...] = MODES, **options: Any) -> None:
     for mode in modes:
         for size in ranks:
             with engine(made.model, made.adapter, size, mode, **options) as loaded:
@@ -38,7 +39,7 @@ def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[str, ...]
 
 @pytest.mark.parametrize("name", ["lora-r8-attn", "lora-r16-all", "lora-regex", "lora-save-norm"])
 @pytest.mark.parametrize("mode", MODES)
-def test_real_adapters_give_pefts_logits(name: str, mode: str) -> None:
+def test_real_adapters_give_pefts_logits(name: str, mode: AdapterMode) -> None:
     expected = load_file(DATA / name / "expected" / "logits.safetensors")
     plain = load_file(DATA / "base" / "expected" / "logits.safetensors")
     ids, reference = expected["input_ids"][0].tolist(), expected["logits"][0]

@@ -154,7 +154,7 @@ def test_tensors_that_contradict_the_configuration(config: dict[str, Any], code:
         ("a_field_of_the_future", 7),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: object) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(lm.PlanError) as caught:
         claim([module("l.q_proj")], ["l.q_proj"], **{field: value})
     assert caught.value.code == "LM-ADAPTER-FIELD"

@@ -30,11 +30,11 @@ IRRELEVANT: Final = frozenset(
     }
 )  # fmt: skip
 """Fields without effect on results: where the adapter comes from, how it was trained and initialised, settings of features
-that are off. `fan_in_fan_out` concerns layers that store their weight transposed; peft ignores it for others, and the layers that
-adapters can change here are all of the usual kind."""
+that are off. `fan_in_fan_out` concerns layers that store their weight transposed; peft ignores it for others, and the layers
+that adapters can change here are all of the usual kind."""
 
 PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base model as it is. Others, PiSSA for example, were trained on a changed base."""
+"""Values of `init_lora_weights` that leave the base model as it is. Others, PiSSA for example, train on a changed base."""
 
 
 class Settings(NamedTuple):
