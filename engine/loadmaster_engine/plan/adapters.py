@@ -29,6 +29,7 @@ SCRATCH = 16 << 20
 """Bytes of temporary memory for casts, as for the base model."""
 
 ROLE = "adapter"
+MATRIX = 2
 
 
 class Claimed(NamedTuple):
@@ -57,7 +58,7 @@ def claim_adapters(
     if merged and len(requests) > 1:
         names = ", ".join(request.name for request in requests)
         raise UsageError("LM-USAGE-ADAPTER", "only one adapter can be merged", why=f"given: {names}", hints=["use live mode"])
-    modules = [_shown(module) for module in spec.modules]
+    modules = [_shown(module) for module in spec.modules] if requests else []
     claimed = []
     for request in requests:
         kind = host.adapter_kind(request.kind)
@@ -76,7 +77,7 @@ def _shown(module: ModuleSpec) -> AdapterModule:
     plain = [tensor for tensor in module.tensors if "." not in tensor.name and (not quantised or tensor.name == "bias")]
     return AdapterModule(
         path=module.path,
-        kind=module.kind,
+        kind=module.kind if sides or module.kind == "experts" else "other",
         in_features=module.axes[sides["in"]] if sides else 0,
         out_features=module.axes[sides["out"]] if sides else 0,
         parameters={tensor.name: full_shape(module, tensor) for tensor in plain},
@@ -87,11 +88,16 @@ def _shown(module: ModuleSpec) -> AdapterModule:
 
 def _sides(module: ModuleSpec) -> dict[str, str]:
     """Return the module's own names of the axes `in` and `out`, or nothing where it is no linear map."""
-    if module.kind == "linear":
-        return {"in": "in", "out": "vocab" if "vocab" in module.axes else "out"}
-    if module.kind == "embedding":
-        return {"in": "vocab" if "vocab" in module.axes else "rows", "out": "hidden"}
-    return {}
+    if module.kind not in ("linear", "embedding"):
+        return {}
+    weight = next((tensor for tensor in module.tensors if tensor.name == "weight" and len(tensor.dims) == MATRIX), None)
+    if weight is not None:
+        first, second = (dim.axis for dim in weight.dims)
+        return {"out": first, "in": second} if module.kind == "linear" else {"in": first, "out": second}
+    out = (
+        "vocab" if "vocab" in module.axes else "out"
+    )  # what a quantised weight keeps of the plain one are the names of its axes
+    return {"out": out, "in": "in"} if {out, "in"} <= module.axes.keys() else {}
 
 
 def _check_mergeable(claimed: Sequence[Claimed], modules: Sequence[AdapterModule]) -> None:
