@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 import loadmaster as lm
 from loadmaster_hookspecs.adapters import AdapterMode
-from peft_adapters import ALL, Made, adapt, make_adapter
+from peft_adapters import ALL, Made, adapt, adapter_tensors, make_adapter
 from quantised_models import Scheme, write_quantised
 from tiny_models import IDS, relative_error
 
@@ -177,6 +181,75 @@ def _with_adapter(model: torch.nn.Module, ids: list[int]) -> Any:
             model.get_submodule(path).register_forward_hook(lambda _m, args, out, d=delta: out + args[0] @ d.T)
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_narrow_types_stay_close(mode: AdapterMode) -> None:
+    """In bfloat16 the result differs from the one without an adapter by far more than rounding does."""
+    expected = load_file(DATA / "lora-save-norm" / "expected" / "logits.safetensors")
+    ids = expected["input_ids"][0].tolist()
+    for ranks in (1, 2):
+        with engine(DATA / "base", DATA / "lora-save-norm", ranks, mode, dtype="auto") as loaded:
+            assert loaded.plan.data.dtype == "BF16"
+            assert relative_error(loaded.logits(ids, adapter="it"), expected["logits"][0]) < 0.02
+
+
+def test_live_beside_a_kernel_of_its_own_arithmetic() -> None:
+    """The product of the quantised base may be computed in a narrow type: the adapter's change is the same."""
+    ids = load_file(DATA / "gptq-4b-g64-sym" / "expected" / "logits.safetensors")["input_ids"][0].tolist()
+    with engine(DATA / "gptq-4b-g64-sym", DATA / "lora-r16-all", kernel="dequant") as plain:
+        reference = plain.logits(ids, adapter="it")
+    with engine(DATA / "gptq-4b-g64-sym", DATA / "lora-r16-all", 2, dtype="bfloat16", kernel="auto") as loaded:
+        assert relative_error(loaded.logits(ids, adapter="it"), reference) < 0.03
+        assert relative_error(loaded.logits(ids), reference) > 0.03
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_replaced_vocabularies_of_tied_models(saved: list[str], tmp_path: Path) -> None:
+    sizes = {"tie_word_embeddings": True}
+    check(make_adapter(tmp_path, sizes=sizes, target_modules=["q_proj"], modules_to_save=saved), (1, 2))
+
+
+def test_an_adapter_in_shards_beside_a_model(tmp_path: Path) -> None:
+    made = make_adapter(tmp_path, modules_to_save=["norm"])
+    tensors = adapter_tensors(made.adapter)
+    names = sorted(tensors)
+    (made.adapter / "adapter_model.safetensors").unlink()
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = made.adapter / f"adapter_model-{number:05}-of-00002.safetensors"
+        save_file({name: tensors[name].contiguous() for name in part}, file)
+    shutil.copytree(made.model, made.adapter, dirs_exist_ok=True)
+    check(made, (1, 2), ("live",))
+
+
+def test_only_the_planner_imports_peft(tmp_path: Path) -> None:
+    code = f"""
+import sys, loadmaster as lm
+if __name__ == "__main__":
+    folders = {{"it": {str(DATA / "lora-regex")!r}}}
+    with lm.Engine({str(DATA / "base")!r}, tensor_parallel=2, adapters=folders) as engine:
+        engine.logits([1, 2, 3], adapter="it")
+    print([name for name in ("torch", "peft") if name in sys.modules])
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_each_rank_reads_its_own_part(tmp_path: Path) -> None:
+    made = make_adapter(tmp_path, target_modules=["q_proj", "down_proj"], r=4)
+    (adapter,) = lm.plan(made.model, tensor_parallel=2, adapters={"it": made.adapter}).data.adapters
+    shapes = [{each.parameter.split(".", 3)[3]: each.shape for each in rank.bindings} for rank in adapter.ranks]
+    half = {
+        "self_attn.q_proj.A": (4, 64),
+        "self_attn.q_proj.B": (32, 4),
+        "mlp.down_proj.A": (4, 88),
+        "mlp.down_proj.B": (64, 4),
+    }
+    assert shapes == [half, half]
+    assert [rank.bytes_charged for rank in adapter.ranks] != [rank.bytes_planned for rank in adapter.ranks]
+    assert sum(rank.bytes_charged for rank in adapter.ranks) == adapter.ledger.bytes_total
 
 
 def test_several_adapters_and_none_by_turns(tmp_path: Path) -> None:
