@@ -15,9 +15,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tiny_models import IDS, make_model, reference_logits, save_model
+import loadmaster as lm
+from loadmaster_hookspecs.adapters import AdapterMode
+from tiny_models import IDS, make_model, reference_logits, relative_error, save_model
 
 ALL: Final = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+TOLERANCE: Final = 1e-5
+MODES: Final[tuple[AdapterMode, ...]] = ("live", "merged")
 
 
 class Made(NamedTuple):
@@ -72,3 +77,22 @@ def adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def write_adapter_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Replace the stored tensors."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+
+
+def engine(model: Path, adapter: Path, ranks: int = 1, mode: AdapterMode = "live", **options: Any) -> lm.Engine:
+    """Return an engine with one adapter, called `it`."""
+    return lm.Engine(
+        model,
+        tensor_parallel=ranks,
+        adapters={"it": adapter},
+        adapter_mode=mode,
+        **{"executor": "inline", "dtype": "float32", **options},
+    )
+
+
+def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[AdapterMode, ...] = MODES, **options: Any) -> None:
+    """Compare the logits of engines with the adapter in every mode, over every number of ranks, with those of peft."""
+    for mode in modes:
+        for size in ranks:
+            with engine(made.model, made.adapter, size, mode, **options) as loaded:
+                assert relative_error(loaded.logits(list(IDS), adapter="it"), made.logits) < TOLERANCE, (mode, size)

@@ -1,4 +1,4 @@
-"""LoRA through the whole of loadmaster: real files and every feature of peft, live and merged, whole and divided."""
+"""LoRA through the whole of loadmaster: real files, quantised bases, several adapters, and what is planned for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
@@ -15,30 +15,11 @@ from safetensors.torch import save_file
 
 import loadmaster as lm
 from loadmaster_hookspecs.adapters import AdapterMode
-from peft_adapters import ALL, Made, adapt, adapter_tensors, make_adapter
+from peft_adapters import MODES, TOLERANCE, adapt, adapter_tensors, check, engine, make_adapter
 from quantised_models import Scheme, write_quantised
 from tiny_models import IDS, relative_error
 
 DATA = Path(__file__).parents[1] / "data"
-TOLERANCE = 1e-5
-MODES: Final[tuple[AdapterMode, ...]] = ("live", "merged")
-
-
-def engine(model: Path, adapter: Path, ranks: int = 1, mode: AdapterMode = "live", **options: Any) -> lm.Engine:
-    return lm.Engine(
-        model,
-        tensor_parallel=ranks,
-        adapters={"it": adapter},
-        adapter_mode=mode,
-        **{"executor": "inline", "dtype": "float32", **options},
-    )
-
-
-def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[AdapterMode, ...] = MODES, **options: Any) -> None:
-    for mode in modes:
-        for size in ranks:
-            with engine(made.model, made.adapter, size, mode, **options) as loaded:
-                assert relative_error(loaded.logits(list(IDS), adapter="it"), made.logits) < TOLERANCE, (mode, size)
 
 
 @pytest.mark.parametrize("name", ["lora-r8-attn", "lora-r16-all", "lora-regex", "lora-save-norm"])
@@ -56,69 +37,6 @@ def test_real_adapters_give_pefts_logits(name: str, mode: AdapterMode) -> None:
             assert loaded.report.amplification == 1.0
 
 
-FEATURES: dict[str, dict[str, Any]] = {
-    "all seven": {},
-    "rslora": {"use_rslora": True},
-    "patterns": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 7}, "alpha_pattern": {"k_proj": 20, "o_proj": 1}},
-    "patterns and rslora": {"rank_pattern": {"v_proj": 9}, "alpha_pattern": {"v_proj": 3}, "use_rslora": True},
-    "regex": {"target_modules": r".*layers\.0\..*(q|v)_proj"},
-    "all-linear": {"target_modules": "all-linear"},
-    "full paths": {"target_modules": ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]},
-    "layers": {"layers_to_transform": [1]},
-    "layers pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
-    "exclude": {"exclude_modules": ["down_proj"]},
-    "fan_in_fan_out": {"fan_in_fan_out": True},
-    "dora": {"use_dora": True},
-    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
-    "head": {"target_modules": ["lm_head", "o_proj"]},
-    "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "norm"]},
-    "dropout and gaussian": {"lora_dropout": 0.5, "init_lora_weights": "gaussian"},
-}
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_features(feature: str, tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, **FEATURES[feature]), (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("bias", "more"), [("all", {}), ("lora_only", {}), ("none", {"lora_bias": True}), ("all", {"use_dora": True})]
-)
-def test_biases(bias: str, more: dict[str, Any], tmp_path: Path) -> None:
-    made = make_adapter(tmp_path, sizes={"attention_bias": True, "mlp_bias": True}, bias=bias, **more)
-    check(made, (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("family", "targets"), [("qwen3", ALL), ("phi3", ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]), ("gemma", ALL)]
-)
-@pytest.mark.parametrize("dora", [False, True])
-def test_families(family: str, targets: list[str], dora: bool, tmp_path: Path) -> None:
-    sizes = {"head_dim": 16} if family != "phi3" else {}
-    check(make_adapter(tmp_path, family, sizes, target_modules=targets, use_dora=dora), (1, 2, 4))
-
-
-def test_attention_of_experts_models(tmp_path: Path) -> None:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    check(make_adapter(tmp_path, "qwen3_moe", sizes, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
-
-
-def test_scaled_embeddings(tmp_path: Path) -> None:
-    sizes = {"query_pre_attn_scalar": 16}
-    check(make_adapter(tmp_path, "gemma3_text", sizes, target_modules=["embed_tokens", "q_proj"]), (1, 2))
-
-
-@pytest.mark.parametrize("targets", [["embed_tokens", "q_proj"], ["lm_head", "q_proj"]])
-def test_one_of_two_tied_modules(targets: list[str], tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, sizes={"tie_word_embeddings": True}, target_modules=targets), (1, 2))
-
-
-@pytest.mark.parametrize("dora", [False, True])
-def test_equal_ranks_with_padding(dora: bool, tmp_path: Path) -> None:
-    made = make_adapter(tmp_path, sizes={"intermediate_size": 177, "num_attention_heads": 8}, use_dora=dora)
-    check(made, (2, 4), equal_ranks=True)
-
-
 def test_mapped_weights_become_copies_where_they_are_merged(tmp_path: Path) -> None:
     made = make_adapter(tmp_path, target_modules=["q_proj"])
     plans = {mode: lm.plan(made.model, adapters={"it": made.adapter}, adapter_mode=mode) for mode in MODES}
@@ -133,13 +51,8 @@ def test_mapped_weights_become_copies_where_they_are_merged(tmp_path: Path) -> N
     assert (made.model / "model.safetensors").read_bytes() == before
 
 
-def test_square_random_factors_are_not_transposed(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 8, "head_dim": 2, "num_key_value_heads": 4}
-    check(make_adapter(tmp_path, sizes=sizes, r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
-
-
 def test_over_worker_processes(tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, use_dora=True), (2,), executor="multiprocess")
+    check(make_adapter(tmp_path, use_dora=True), (2,), ("live",), executor="multiprocess")
 
 
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(method="awq", version="gemm")])
@@ -202,12 +115,6 @@ def test_live_beside_a_kernel_of_its_own_arithmetic() -> None:
     with engine(DATA / "gptq-4b-g64-sym", DATA / "lora-r16-all", 2, dtype="bfloat16", kernel="auto") as loaded:
         assert relative_error(loaded.logits(ids, adapter="it"), reference) < 0.03
         assert relative_error(loaded.logits(ids), reference) > 0.03
-
-
-@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
-def test_replaced_vocabularies_of_tied_models(saved: list[str], tmp_path: Path) -> None:
-    sizes = {"tie_word_embeddings": True}
-    check(make_adapter(tmp_path, sizes=sizes, target_modules=["q_proj"], modules_to_save=saved), (1, 2))
 
 
 def test_an_adapter_in_shards_beside_a_model(tmp_path: Path) -> None:
