@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
+from loadmaster_hookspecs.adapters import AdapterKind
 from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import ExecutorFactory, HostRecord
 from loadmaster_hookspecs.formats import FormatLoader
@@ -66,6 +67,14 @@ class PluginHost(Protocol):
 
     def kernel(self, name: str) -> MatrixKernel:
         """Return the kernel of that name."""
+        ...
+
+    def match_adapter(self, config: Mapping[str, Any]) -> AdapterKind:
+        """Return the kind that recognises an adapter's configuration best. Raises PlanError when none does."""
+        ...
+
+    def adapter_kind(self, name: str) -> AdapterKind:
+        """Return the adapter kind of that name."""
         ...
 
     def executor(self, name: str) -> ExecutorFactory:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadmaster.adapters import open_adapters
 from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.inspection import Inspection
@@ -19,6 +21,7 @@ from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plan import make_plan
 from loadmaster_engine.plan.shares import shares
 from loadmaster_engine.report import LoadReport
+from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import IntegrityError, UsageError
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -47,6 +50,8 @@ def plan(
     strict: bool = False,
     untie: bool = False,
     kernel: str = "auto",
+    adapters: Mapping[str, Path] | None = None,
+    adapter_mode: AdapterMode = "live",
     selection: PluginSelection | None = None,
 ) -> Plan:
     """Return the exact load plan of a checkpoint, without reading its weights.
@@ -62,6 +67,9 @@ def plan(
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.
         kernel: what multiplies with quantised matrices: `auto`, which takes the best for each, or the name of a kernel.
+        adapters: folders of adapters by the names that calls choose them by.
+        adapter_mode: `live` keeps the base as it is and changes results while an adapter is chosen; `merged` changes the
+            weights at load, by one adapter.
         selection: which plugins take part (default: what the environment says).
 
     Raises UsageError for wrong arguments, PlanError when there is no such split, IntegrityError for damaged or incomplete
@@ -76,9 +84,11 @@ def plan(
         strict=strict,
         untie=untie,
         kernel=kernel,
+        adapter_mode=adapter_mode,
     )
     host = PluginHost(selection)
-    return Plan(make_plan(host, open_index(host, path), settings))
+    index = open_index(host, path)
+    return Plan(make_plan(host, index, settings, open_adapters(host, adapters or {})))
 
 
 @collector_paused()

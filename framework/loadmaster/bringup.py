@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from loadmaster.host import PluginHost, live_record
+from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plan.exchange import rounds
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
@@ -56,12 +57,17 @@ def record_for(separate_processes: bool, host: PluginHost) -> HostRecord:
 
 
 def make_plan_in(
-    executor: Executor, host: HostRecord, index: CheckpointIndex, settings: PlanSettings, timeline: Timeline
+    executor: Executor,
+    host: HostRecord,
+    index: CheckpointIndex,
+    settings: PlanSettings,
+    timeline: Timeline,
+    adapters: Sequence[AdapterRequest] = (),
 ) -> LoadPlan:
     """Return the plan, made by the executor's planner."""
     with timeline.stage("plan"):
         spec = WorkerSpec(rank=0, world_size=1, service=PLANNER, host=host)
-        body = encode(PlanRequest(index=index, settings=settings))
+        body = encode(PlanRequest(index=index, settings=settings, adapters=tuple(adapters)))
         try:
             return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
         except LoadmasterError as error:
@@ -100,6 +106,8 @@ def bring_up(
         executor.call("load", b"", timeout=limit)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)
+        if plan.adapters:
+            executor.call("adapt", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("verify"):
         return tuple(decode(result.body, RankReport) for result in executor.call("verify", b"", timeout=STAGE_TIMEOUT))
 

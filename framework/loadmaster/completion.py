@@ -66,14 +66,18 @@ def complete(
     defaults: Defaults,
     outline: ModelOutline,
     step: Step,
+    adapter: str = "",
 ) -> list[tuple[tuple[int, ...], FinishReason]]:
-    """Return tokens and finish reason for every prompt, run as one batch until the last one has ended."""
+    """Return tokens and finish reason for every prompt, run as one batch until the last one has ended.
+
+    `adapter` is the name of the one to use, or empty for the model as it was loaded.
+    """
     rows = tuple(tuple(prompt) for prompt in prompts)
     sampling = tuple(resolve(request, defaults, number) for number in range(len(rows)))
     room = [_room(len(row), request, outline) for row in rows]
     answers: list[list[int]] = [[] for _ in rows]
     reasons: list[FinishReason | None] = [None for _ in rows]
-    drawn = decode(step("begin", encode(Prompts(rows=rows, sampling=sampling))), Tokens).ids
+    drawn = decode(step("begin", encode(Prompts(rows=rows, sampling=sampling, adapter=adapter))), Tokens).ids
     while True:
         for row, token in enumerate(drawn):
             if reasons[row] is None:

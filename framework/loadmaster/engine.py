@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from loadmaster import memory
+from loadmaster.adapters import open_adapters
 from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
 from loadmaster.checkpoints import open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
@@ -27,6 +28,7 @@ from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
 from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
 from loadmaster_engine.small_files import SmallFiles
+from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink
@@ -56,7 +58,7 @@ class Engine:
         tensor_parallel: number of ranks to split the model over.
         executor: `inline` runs all ranks in this process, `multiprocess` one worker process per rank. Default: inline for one
             rank, multiprocess for several.
-        dtype, device, read_mode, equal_ranks, strict: as in `loadmaster.plan`.
+        dtype, device, read_mode, equal_ranks, strict, kernel, adapters, adapter_mode: as in `loadmaster.plan`.
         distributed_init_method: how worker processes find each other: `auto`, `tcp://HOST:PORT`, `env://`, `file:///PATH`.
         on_event: called in this process with every event of the load.
         selection: which installed plugins take part (default: what the environment says).
@@ -80,6 +82,8 @@ class Engine:
         equal_ranks: bool = False,
         strict: bool = False,
         kernel: str = "auto",
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+        adapter_mode: AdapterMode = "live",
         distributed_init_method: str = "auto",
         on_event: EventSink | None = None,
         selection: PluginSelection | None = None,
@@ -101,6 +105,7 @@ class Engine:
             equal_ranks=equal_ranks,
             strict=strict,
             kernel=kernel,
+            adapter_mode=adapter_mode,
         )
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
@@ -112,7 +117,7 @@ class Engine:
         try:
             if early:
                 self._executor.prepare()
-            self._open(path, settings)
+            self._open(path, settings, adapters or {})
             if not early:
                 modules = modules_for(self._host, self._record, self._index.config)
                 self._executor = factory.create(preload=modules, on_event=self._observe)
@@ -159,6 +164,7 @@ class Engine:
         top_p: float | None = None,
         seed: int | None = None,
         chat: bool = False,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Complete prompts as one batch and return the answers in their order.
 
@@ -168,9 +174,11 @@ class Engine:
             temperature, top_k, top_p: sampling; None takes the model's own default, 0 as temperature the likeliest token.
             seed: makes sampling repeatable; row `i` uses `seed + i`.
             chat: treat every text as a user's message and render it with the model's chat template.
+            adapter: the name of a loaded adapter to use; None for the model as it was loaded.
 
-        Raises UsageError for values out of range and prompts that are empty or too long.
+        Raises UsageError for values out of range, for an unknown adapter, and for prompts that are empty or too long.
         """
+        chosen = self._adapter(adapter)
         request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [self._encode(prompt, chat) for prompt in batch]
@@ -179,18 +187,23 @@ class Engine:
         if not rows:
             return []
         with self._turn():
-            answers = complete(rows, request, self._defaults, outline, self._step)
+            answers = complete(rows, request, self._defaults, outline, self._step, chosen)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
 
-    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return the prefill logits of one sequence, float32 [tokens, vocabulary], for verification."""
+    def logits(self, token_ids: Sequence[int], *, adapter: str | None = None) -> npt.NDArray[np.float32]:
+        """Return the prefill logits of one sequence, float32 [tokens, vocabulary], for verification.
+
+        `adapter` is as in `generate`.
+        """
         import numpy as np
 
+        chosen = self._adapter(adapter)
         ids = as_token_ids(token_ids)
         check_prompts([ids], self._plan.data.outline)
         with self._turn():
-            results = self._executor.call("logits", encode(Tokens(ids=tuple(ids))), timeout=STEP_TIMEOUT)
+            body = encode(Tokens(ids=tuple(ids), adapter=chosen))
+            results = self._executor.call("logits", body, timeout=STEP_TIMEOUT)
         bulk = results[0].bulk
         if bulk is None:
             raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
@@ -207,16 +220,19 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, path: str | os.PathLike[str], settings: PlanSettings) -> None:
+    def _open(
+        self, path: str | os.PathLike[str], settings: PlanSettings, adapters: Mapping[str, str | os.PathLike[str]]
+    ) -> None:
         with self._timeline.stage("index"):
             self._index = open_index(self._host, path)
             preflight(self._host, self._index, settings, SmallFiles(self._host.open_source(self._index.source)))
             self._defaults = read_defaults(self._index)
+            self._adapters = open_adapters(self._host, adapters)
         self._tokenizer = TokenizerAhead(partial(make_tokenizer, self._host, self._index))
 
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
-        plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline)
+        plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline, self._adapters)
         self._announce(plan)
         before = memory.available_memory()
         self._check_memory(plan, before)
@@ -275,6 +291,16 @@ class Engine:
             messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
             return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)
         return self.tokenizer.encode(prompt)
+
+    def _adapter(self, name: str | None) -> str:
+        """Return the adapter's name as ranks are told it. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
+        if name is None:
+            return ""
+        known = [adapter.name for adapter in self._plan.data.adapters]
+        if name not in known:
+            why = f"loaded: {', '.join(known) or 'none'}"
+            raise UsageError("LM-USAGE-ADAPTER", f"no adapter is called {name!r}", why=why)
+        return name
 
     def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""

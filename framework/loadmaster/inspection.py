@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from loadmaster_engine.attribution import AttributedFormat
+from loadmaster_engine.plan.adapter_source import CONFIG, MODEL_CONFIG, AdapterSource
 from loadmaster_engine.plan.claims import Claims, claim_matrices
 from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.errors import LoadmasterError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from loadmaster_engine.plugin_host import PluginHost
     from loadmaster_hookspecs.sources import Source
 
-_ADAPTER_FILE: Final = "adapter_config.json"
 _MAX_CONFIG_BYTES: Final = 1 << 20
 
 
@@ -73,9 +73,11 @@ def inspect(host: PluginHost, uri: str) -> Inspection:
     A model that no plugin can build is inspected all the same. Raises LoadmasterError when the address cannot be opened, holds
     no known format, or holds damaged files.
     """
-    source = host.open_source(uri)
+    plain = host.open_source(uri)
+    alone = _adapter_alone(plain)
+    source: Source = AdapterSource(plain) if alone else plain
     index = AttributedFormat(host, host.detect_format(source)).open(source)
-    family, outline, problems = _outline(host, index.config)
+    family, outline, problems = ("", None, ()) if alone else _outline(host, index.config)
     claims, unread = _claims(host, index, source)
     return Inspection(
         source=index.source,
@@ -91,7 +93,7 @@ def inspect(host: PluginHost, uri: str) -> Inspection:
         outline=outline,
         quantization=quantization_of(index.config),
         quantised=_kinds(claims),
-        adapter=_adapter(source),
+        adapter=_adapter(plain),
         generation=index.generation,
         ignored=index.ignored,
         findings=(*index.findings, *problems, *claims.findings, *unread),
@@ -99,17 +101,21 @@ def inspect(host: PluginHost, uri: str) -> Inspection:
     )
 
 
+def _adapter_alone(source: Source) -> bool:
+    """Return whether a folder holds an adapter and no model."""
+    names = {file.name for file in source.files()}
+    return CONFIG in names and MODEL_CONFIG not in names
+
+
 def _adapter(source: Source) -> str:
     """Return what an `adapter_config.json` beside the weights calls its adapter: `LORA, r 8`, or an empty string."""
     sizes = {file.name: file.size for file in source.files()}
-    if _ADAPTER_FILE not in sizes:
+    if CONFIG not in sizes:
         return ""
     try:
-        config = msgspec.json.decode(
-            source.read(_ADAPTER_FILE, 0, min(sizes[_ADAPTER_FILE], _MAX_CONFIG_BYTES)), type=dict[str, Any]
-        )
+        config = msgspec.json.decode(source.read(CONFIG, 0, min(sizes[CONFIG], _MAX_CONFIG_BYTES)), type=dict[str, Any])
     except msgspec.DecodeError:
-        return f"{_ADAPTER_FILE} is not a JSON object"
+        return f"{CONFIG} is not a JSON object"
     return str(config.get("peft_type", "unnamed")) + (f", r {config['r']}" if "r" in config else "")
 
 

@@ -64,7 +64,7 @@ def paging_notice(plan: LoadPlan, available: int) -> str:
 
 def check_fit(plan: LoadPlan, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, with the sum and the remedy, when the ranks of one node need more than `available`."""
-    weights = sum(rank.bytes for rank in plan.ranks)
+    weights = sum(rank.bytes for part in (plan.ranks, *(adapter.ranks for adapter in plan.adapters)) for rank in part)
     scratch = sum(rank.staging + rank.scratch for rank in plan.ranks)
     if weights + scratch <= available:
         return

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadmaster_hookspecs.adapters import AdapterMode, AdapterPart, Replacement
 from loadmaster_hookspecs.findings import Finding, Ignored
 from loadmaster_hookspecs.formats import FileRef
 from loadmaster_hookspecs.models import ModelOutline
 from loadmaster_hookspecs.quantization import PackedMatrix
 from loadmaster_hookspecs.sharding import ModulePlacement
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 ReadVia = Literal["mapped", "direct", "gathered", "overread", "node_once"]
 """How bytes travel. `mapped`: not at all, the parameter is a view of the shared file mapping. `direct`: a contiguous range is
@@ -195,7 +196,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the user asked for; part of the digest.
 
     `strict` refuses tensors that feed nothing; `untie` gives a tied parameter that the file also stores its own storage;
-    `kernel` is the name of the kernel for quantised matrices, or `auto`.
+    `kernel` is the name of the kernel for quantised matrices, or `auto`. `adapter_mode` says what becomes of adapters.
     """
 
     tensor_parallel: int = 1
@@ -206,6 +207,27 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict: bool = False
     untie: bool = False
     kernel: str = "auto"
+    adapter_mode: AdapterMode = "live"
+
+
+class AdapterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How all ranks load one adapter: from its own files into an arena of its own, cut as the base model is.
+
+    `fingerprint` is that of its files and configuration. Each of `ranks` fills the tensors of `parts`, which are called
+    `PATH.ROLE`, and of `replacements`, which have the names of the parameters they replace.
+    """
+
+    name: str
+    kind: str
+    source: str
+    format: str
+    fingerprint: str
+    summary: str
+    files: tuple[FileRef, ...]
+    parts: tuple[AdapterPart, ...]
+    replacements: tuple[Replacement, ...]
+    ranks: tuple[RankPlan, ...]
+    ledger: Ledger
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +246,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileRef, ...]
     ranks: tuple[RankPlan, ...]
     ledger: Ledger
+    adapters: tuple[AdapterPlan, ...] = ()
     findings: tuple[Finding, ...] = ()
     bytes_read_to_plan: int = 0
     digest: str = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from loadmaster_hookspecs.adapters import AdapterKind
 from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import ExecutorFactory
 from loadmaster_hookspecs.formats import FormatLoader
@@ -67,6 +68,15 @@ class RegistrationSpecs:
         """Return kernels that multiply with quantised matrices.
 
         `judge` and `layouts` run in the planner, `prepare` in every worker. The kernel that suits a matrix best is used.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def loadmaster_adapters(self) -> Sequence[AdapterKind]:
+        """Return the kinds of adapters that this plugin understands.
+
+        `detect` runs in the host without torch, `claim` in the planner, `live` and `merge` in every worker. The kind that
+        recognises an adapter best is used; a tie is an error.
         """
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError
 from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
-from loadmaster_hookspecs.plan import LoadPlan, Region
+from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, Region
 from loadmaster_hookspecs.sources import RangeReader, Source
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class FileSet:
     `by_call` counts the bytes that came through read calls; `mapped` those copied out of the shared mapping.
     """
 
-    def __init__(self, plan: LoadPlan | CheckpointIndex, source: Source, loader: FormatLoader) -> None:
+    def __init__(self, plan: LoadPlan | AdapterPlan | CheckpointIndex, source: Source, loader: FormatLoader) -> None:
         self._files = plan.files
         self._open: Callable[[int], RangeReader] = lambda file: loader.reader(source, plan.files[file])
         self._readers: dict[int, RangeReader] = {}

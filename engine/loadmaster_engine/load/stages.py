@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
+from loadmaster_engine.load.adapters import LoadedAdapter, load_adapter
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
@@ -32,12 +33,16 @@ PROGRESS_INTERVAL = 0.2
 
 
 class RankLoad:
-    """The load of rank plan number `part` of a plan: owns its files until they are read, and its arena for good."""
+    """The load of rank plan number `part` of a plan: owns its files until they are read, and its arena for good.
+
+    `adapters` has, once the load is done, those of the plan."""
 
     def __init__(self, host: PluginHost, plan: LoadPlan, part: int, device: str, emit: EventSink) -> None:
         self._host = host
         self._rank = plan.ranks[part]
         self._ranks = plan.settings.tensor_parallel
+        self._adapters = [(adapter, adapter.ranks[part]) for adapter in plan.adapters]
+        self.adapters: tuple[LoadedAdapter, ...] = ()
         self._device = device
         self._dtype = plan.dtype
         self.emit = emit
@@ -94,6 +99,7 @@ class RankLoad:
             transfer.run(self._throttled())
             self.arena.settle()
             self._files.close()
+            self.adapters = tuple(load_adapter(self._host, adapter, own, self._device) for adapter, own in self._adapters)
             self._count_io(before)
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(

@@ -16,7 +16,8 @@ def digest(plan: LoadPlan) -> str:
 
     Left out are the place the plan was made from, remarks, and what planning itself cost.
     """
-    bare = msgspec.structs.replace(plan, source="", findings=(), bytes_read_to_plan=0, digest="")
+    adapters = tuple(msgspec.structs.replace(adapter, source="") for adapter in plan.adapters)
+    bare = msgspec.structs.replace(plan, source="", adapters=adapters, findings=(), bytes_read_to_plan=0, digest="")
     return hashlib.sha256(_ENCODER.encode(bare)).hexdigest()
 
 

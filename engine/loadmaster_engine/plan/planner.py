@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loadmaster_engine.attribution import AttributedStrategy
+from loadmaster_engine.plan.adapter_source import AdapterRequest
+from loadmaster_engine.plan.adapters import Base, Claimed, claim_adapters, plan_adapters, prepare_merge
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
 from loadmaster_engine.plan.claims import MAX_VALUES, claim_matrices
@@ -68,11 +70,13 @@ class Draft:
     """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
-def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) -> LoadPlan:
-    """Return the sealed plan for all ranks.
+def make_plan(
+    host: PluginHost, index: CheckpointIndex, settings: PlanSettings, adapters: Sequence[AdapterRequest] = ()
+) -> LoadPlan:
+    """Return the sealed plan for all ranks, the base model's and that of every adapter.
 
     Raises PlanError when the model cannot be split as asked, and IntegrityError when the checkpoint does not hold exactly
-    what the model needs. Nothing is allocated.
+    what the model needs, or an adapter does not fit it. Nothing is allocated.
     """
     source = host.open_source(index.source)
     beside = SmallFiles(source)
@@ -86,6 +90,10 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
     check_missing(spec, index, parameters, ties.aliases)
     ignored, unexpected = check_unexpected(spec, strict=settings.strict)
+    merged = settings.adapter_mode == "merged"
+    adapted = claim_adapters(host, adapters, spec, merged=merged)
+    if merged:
+        spec, ties = prepare_merge(spec, ties, adapted)
     plain = (piece.tensor for pieces in spec.sources.values() for piece in pieces if piece.tensor in claims.shown.tensors)
     dtype, remarks = resolve_dtype(settings.dtype, (index.tensors[name] for name in plain), index.config)
     strategy = AttributedStrategy(host, host.strategy(STRATEGY))
@@ -93,7 +101,8 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
     modules, packed = choose_kernels(host, spec.modules, packings, placements, settings, dtype)
     spec = msgspec.structs.replace(spec, modules=modules)
     ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, packed, mappable(host, index, source)))
-    _check_transforms(host, ranks)
+    planned = plan_adapters(Base(spec, placements, dtype, merged), adapted)
+    _check_transforms(host, [*ranks, *(rank for adapter in planned for rank in adapter.ranks)])
     return sealed(
         LoadPlan(
             source=index.source,
@@ -108,10 +117,20 @@ def make_plan(host: PluginHost, index: CheckpointIndex, settings: PlanSettings) 
             files=index.files,
             ranks=ranks,
             ledger=settle(index, ranks, ignored),
-            findings=_findings(index, spec, ties, (*remarks, *claims.findings, *unexpected)),
-            bytes_read_to_plan=index.bytes_read + source.bytes_read,
+            adapters=planned,
+            findings=_findings(index, spec, ties, (*remarks, *claims.findings, *unexpected, *_remarks(adapted))),
+            bytes_read_to_plan=index.bytes_read + source.bytes_read + sum(each.index.bytes_read for each in adapters),
         )
     )
+
+
+def _remarks(adapted: Sequence[Claimed]) -> list[Finding]:
+    """Return what the adapters' kinds noticed, with the name of the adapter."""
+    return [
+        msgspec.structs.replace(finding, message=f"adapter {request.name}: {finding.message}")
+        for request, claim in adapted
+        for finding in (*request.index.findings, *claim.findings)
+    ]
 
 
 def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:

@@ -9,6 +9,7 @@ from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.claims import settings_of
 from loadmaster_engine.plan.element_types import CHOICES
 from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import PlanError, UsageError
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -19,6 +20,7 @@ from loadmaster_hookspecs.sharding import Topology
 STRATEGY = "tensor-parallel"
 DEVICES = ("cpu", "cuda")
 READ_MODES = get_args(ReadMode)
+ADAPTER_MODES = get_args(AdapterMode)
 
 
 def topology_of(settings: PlanSettings) -> Topology:
@@ -34,6 +36,7 @@ def check_settings(settings: PlanSettings) -> None:
         )
     for code, name, value, known in (
         ("LM-USAGE-DTYPE", "dtype", settings.dtype, CHOICES),
+        ("LM-USAGE-ADAPTER", "adapter mode", settings.adapter_mode, ADAPTER_MODES),
         ("LM-USAGE-DEVICE", "device", settings.device, DEVICES),
         ("LM-USAGE-READ-MODE", "read mode", settings.read_mode, READ_MODES),
     ):

@@ -6,11 +6,12 @@ from typing import TypeVar
 
 import msgspec
 
+from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plan.exchange import Round, rounds
 from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_engine.run.sampler import Sampling
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
+from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, PlanSettings
 
 WORKER = "loadmaster_engine.run.service:worker_service"
 PLANNER = "loadmaster_engine.run.planning:planner_service"
@@ -23,6 +24,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     index: CheckpointIndex
     settings: PlanSettings
+    adapters: tuple[AdapterRequest, ...] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,16 +61,22 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `begin`: run the prompts (token ids) as one batch. Answered with Tokens, one per row."""
+    """Op `begin`: run the prompts (token ids) as one batch. `adapter` is the name of the one to
+    use, if any. Answered with Tokens, one per row.
+    """
 
     rows: tuple[tuple[int, ...], ...]
     sampling: tuple[Sampling, ...]
+    adapter: str = ""
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `append`: one token per row, answered with the next Tokens; op `logits`: one sequence, answered in bulk."""
+    """Op `append`: one token per row, answered with the next Tokens; op `logits`: one sequence, run with
+    `adapter` if that is not empty, and answered in bulk.
+    """
 
     ids: tuple[int, ...]
+    adapter: str = ""
 
 
 def assign(plan: LoadPlan) -> list[bytes]:
@@ -78,7 +86,7 @@ def assign(plan: LoadPlan) -> list[bytes]:
     return [
         encode(
             Assignment(
-                plan=msgspec.structs.replace(plan, ranks=(part,)),
+                plan=msgspec.structs.replace(plan, ranks=(part,), adapters=_of_rank(plan, part.rank)),
                 rank=part.rank,
                 world_size=world,
                 device=device if device == "cpu" else f"{device}:{part.rank}",
@@ -88,6 +96,10 @@ def assign(plan: LoadPlan) -> list[bytes]:
         )
         for part, share, own in zip(plan.ranks, shares(plan), rounds(plan.ranks), strict=True)
     ]
+
+
+def _of_rank(plan: LoadPlan, rank: int) -> tuple[AdapterPlan, ...]:
+    return tuple(msgspec.structs.replace(adapter, ranks=(adapter.ranks[rank],)) for adapter in plan.adapters)
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -20,7 +20,7 @@ class PlannerService:
         if op != "plan":
             raise UsageError("LM-SERVICE-OP", f"the planner does not know the call {op!r}")
         request = decode(body, PlanRequest)
-        return Result(body=encode(make_plan(self._host, request.index, request.settings)))
+        return Result(body=encode(make_plan(self._host, request.index, request.settings, request.adapters)))
 
     def abort(self) -> None:
         """Do nothing: planning waits for nobody."""

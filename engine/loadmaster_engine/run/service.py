@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
+from loadmaster_engine.run.adapters import Adapters, set_up
 from loadmaster_engine.run.batch import Batch, prefill_logits
 from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
@@ -31,8 +32,9 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, verify; then begin, append, end and logits
-    for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back, `alive` answers at any time.
+    Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, adapt where the plan has adapters, verify;
+    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back,
+    `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -44,6 +46,7 @@ class WorkerService:
         self._load: RankLoad | None = None
         self._building: Future[CausalModel] | None = None
         self._model: CausalModel | None = None
+        self._adapters: Adapters | None = None
         self._batch: Batch | None = None
         self._sampler: Sampler | None = None
         self._serving: ServingPart | None = None
@@ -57,6 +60,7 @@ class WorkerService:
             "exchange": self._exchange,
             "load": self._read,
             "bind": self._bind,
+            "adapt": self._adapt,
             "verify": self._verify,
             "begin": self._begin,
             "append": self._append,
@@ -135,6 +139,13 @@ class WorkerService:
         self._model = model
         return Result()
 
+    def _adapt(self, body: bytes, emit: EventSink) -> Result:
+        plan, module, loaded = self._assigned.plan, self._running.module, self._loading.adapters
+        merged = plan.settings.adapter_mode == "merged"
+        self._adapters = set_up(self._host, module, plan.ranks[0].modules, self._group, loaded, merged=merged)
+        self._loading.adapters = ()
+        return Result()
+
     def _verify(self, body: bytes, emit: EventSink) -> Result:
         report = self._loading.verify(self._running)
         emit(StageStarted(rank=self._rank, stage="serve"))
@@ -142,6 +153,7 @@ class WorkerService:
 
     def _begin(self, body: bytes, emit: EventSink) -> Result:
         prompts = decode(body, Prompts)
+        self._select(prompts.adapter)
         self._batch = Batch(self._running, prompts.rows, self._device)
         self._sampler = Sampler(list(prompts.sampling))
         return self._drawn(self._sampler.draw(self._batch.prefill()))
@@ -156,7 +168,9 @@ class WorkerService:
         return Result()
 
     def _logits(self, body: bytes, emit: EventSink) -> Result:
-        logits = prefill_logits(self._running, decode(body, Tokens).ids, self._device)
+        tokens = decode(body, Tokens)
+        self._select(tokens.adapter)
+        logits = prefill_logits(self._running, tokens.ids, self._device)
         return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
 
     def _sleep(self, body: bytes, emit: EventSink) -> Result:
@@ -168,6 +182,11 @@ class WorkerService:
         # The model's modules refer to each other, so their memory would otherwise go some time later.
         gc.collect()
         return Result()
+
+    def _select(self, adapter: str) -> None:
+        """Let the steps that follow use an adapter, or none."""
+        if self._adapters is not None:
+            self._adapters.select(adapter)
 
     def _drawn(self, ids: list[int]) -> Result:
         """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --compare: load each model and measure its perplexity on this text.",
 )
+@click.option("--base", metavar="MODEL", help="Show what each MODEL, which is an adapter, does to this base model.")
 @json_option
 @session_options
 @click.pass_obj
-def inspect(session: Session, /, models: tuple[str, ...], compare: bool, text: Path | None) -> None:
+def inspect(session: Session, /, models: tuple[str, ...], compare: bool, text: Path | None, base: str | None) -> None:
     """Show what each MODEL holds: format, files, types, sizes and architecture. Reads headers and configuration only.
 
     With --compare, variants of one model are put side by side: bytes, bits per weight, and on request perplexity.
@@ -38,6 +39,9 @@ def inspect(session: Session, /, models: tuple[str, ...], compare: bool, text: P
 
     if text is not None and not compare:
         raise click.UsageError("--text needs --compare")
+    if base is not None:
+        _inspect_on(session, models, base)
+        return
     found = [loadmaster.inspect(model, selection=session.selection) for model in models]
     scores = _perplexities(session, models, text) if text is not None else []
     if session.json:
@@ -50,6 +54,22 @@ def inspect(session: Session, /, models: tuple[str, ...], compare: bool, text: P
         from loadmaster.display.inspection_table import render_inspection
 
         click.echo("\n\n".join(render_inspection(each) for each in found))
+
+
+def _inspect_on(session: Session, adapters: Sequence[str], base: str) -> None:
+    """Plan the adapters on a base model and show what becomes of them."""
+    import loadmaster
+
+    named = {Path(adapter).name or adapter: adapter for adapter in adapters}
+    made = loadmaster.plan(base, adapters=named, selection=session.selection).data
+    if session.json:
+        from loadmaster.cli.output import print_document
+
+        print_document(adapters=made.adapters, findings=made.findings)
+    else:
+        from loadmaster.display.adapters import render_adapters
+
+        click.echo(render_adapters(made))
 
 
 def _perplexities(session: Session, models: Sequence[str], text: Path) -> list[Perplexity]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.plan import ReadMode
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -25,6 +26,19 @@ def json_option(command: Decorated) -> Decorated:
     return click.option("--json", is_flag=True, expose_value=False, help="Print exactly one JSON document on stdout.")(command)
 
 
+def _adapters(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return the adapters' folders by name."""
+    paths: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            raise click.BadParameter(f"{value!r} is not of the form NAME=PATH")
+        if name in paths:
+            raise click.BadParameter(f"two adapters are called {name!r}")
+        paths[name] = path
+    return paths
+
+
 def plan_options(command: Decorated) -> Decorated:
     """Add the options that decide a plan, named as the arguments of `loadmaster.plan`."""
     options = (
@@ -39,6 +53,10 @@ def plan_options(command: Decorated) -> Decorated:
         click.option("--equal-ranks", is_flag=True, help="Refuse a split whose ranks differ in size."),
         click.option("--kernel", default="auto", show_default=True, metavar="NAME",
                      help="What multiplies with quantised matrices; auto takes the best for each."),
+        click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH", callback=_adapters,
+                     help="Load an adapter under a name. Repeatable."),
+        click.option("--adapter-mode", type=click.Choice(get_args(AdapterMode)), default="live", show_default=True,
+                     help="Choose adapters per call, or merge one into the weights."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     "--temperature", type=click.FloatRange(min=0), metavar="T", help="0 takes the likeliest token.  [default: the model's]"
 )
 @click.option("--seed", type=int, metavar="S", help="Makes sampling repeatable.")
+@click.option("--use", "adapter", metavar="NAME", help="Answer with this adapter.  [default: the only one, if there is one]")
 @click.option("--chat", is_flag=True, help="Treat every PROMPT as a user's message.")
 @json_option
 @click.option(
@@ -47,6 +48,7 @@ def run(
     max_tokens: int,
     temperature: float | None,
     seed: int | None,
+    adapter: str | None,
     chat: bool,
     report: Path | None,
     **settings: Any,
@@ -62,6 +64,7 @@ def run(
     if report is not None:
         check_writable(report)
     prompts = prompts or _prompt_from_stdin()
+    adapter = adapter or _only(settings["adapters"])
     with (
         open_display(sys.stderr, quiet=session.quiet) as display,
         loadmaster.Engine(model, executor=executor, on_event=display.handle, selection=session.selection, **settings) as engine,
@@ -70,13 +73,20 @@ def run(
         if report is not None:
             write_file(report, _report_json(engine.report))
         answers = (
-            engine.generate(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat) if prompts else []
+            engine.generate(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed, chat=chat, adapter=adapter)
+            if prompts
+            else []
         )
         notices = list(engine.notices)
     if session.json:
         print_document(completions=answers, report=engine.report.to_dict(), notices=notices)
     else:
         _print_answers(prompts, answers, session)
+
+
+def _only(adapters: Mapping[str, str]) -> str | None:
+    """Return the name of the only adapter, or None where there is none or a choice."""
+    return next(iter(adapters)) if len(adapters) == 1 else None
 
 
 def _prompt_from_stdin() -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         ("format", found.format),
         ("holds", contents),
         ("types", types),
-        ("model", f"{found.architecture} by {found.family}" if found.family else f"{found.architecture}, no plugin builds it"),
+        ("model", _model(found)),
         ("sizes", _sizes(found)),
         ("quantised", _quantised(found)),
         ("adapter", found.adapter),
@@ -34,6 +34,13 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         ("read", f"{size(found.bytes_read)} of headers and configuration"),
         ("identity", found.fingerprint),
     ]
+
+
+def _model(found: Inspection) -> str:
+    """The architecture and who builds it; nothing for an adapter that lies alone."""
+    if found.family:
+        return f"{found.architecture} by {found.family}"
+    return "" if found.adapter and found.architecture == "unknown" else f"{found.architecture}, no plugin builds it"
 
 
 def _quantised(found: Inspection) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from loadmaster.display.adapters import adapter_lines
 from loadmaster.display.columns import align, facts
 from loadmaster.display.findings import finding_lines, ignored_text
 from loadmaster.display.quantised import quantised_lines
@@ -29,6 +30,7 @@ def _head(plan: LoadPlan) -> list[tuple[str, str]]:
         ("model", _model(plan)),
         ("dtype", _dtype(plan)),
         *quantised_lines(plan),
+        *adapter_lines(plan),
         ("split", _split(plan)),
     ]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
+from loadmaster_hookspecs.adapters import AdapterKind
 from loadmaster_hookspecs.executors import ExecutorFactory
 from loadmaster_hookspecs.formats import FormatLoader
 from loadmaster_hookspecs.models import ModelFamily
@@ -47,6 +48,7 @@ FORMATS: Final = Family[FormatLoader](hook="loadmaster_formats", noun="format", 
 MODELS: Final = Family[ModelFamily](hook="loadmaster_models", noun="model family", members=_members(ModelFamily))
 QUANTIZERS: Final = Family[Quantizer](hook="loadmaster_quantizers", noun="quantizer", members=_members(Quantizer))
 KERNELS: Final = Family[MatrixKernel](hook="loadmaster_kernels", noun="kernel", members=_members(MatrixKernel))
+ADAPTERS: Final = Family[AdapterKind](hook="loadmaster_adapters", noun="adapter kind", members=_members(AdapterKind))
 STRATEGIES: Final = Family[ShardStrategy](
     hook="loadmaster_shard_strategies", noun="shard strategy", members=_members(ShardStrategy)
 )

@@ -12,6 +12,7 @@ from loadmaster.host.discovery import discover
 from loadmaster.host.environment import PluginSelection
 from loadmaster.host.extras import load_extras
 from loadmaster.host.families import (
+    ADAPTERS,
     COMMANDS,
     EXECUTORS,
     FORMATS,
@@ -30,6 +31,7 @@ from loadmaster.host.observers import Observers
 from loadmaster.host.registry import Registry
 from loadmaster.host.standing import notices, refuse_absent
 from loadmaster_hookspecs import IntegrityError, PlanError, UsageError
+from loadmaster_hookspecs.adapters import AdapterKind
 from loadmaster_hookspecs.events import Event
 from loadmaster_hookspecs.executors import ExecutorFactory, HostRecord
 from loadmaster_hookspecs.formats import FormatLoader
@@ -143,6 +145,19 @@ class PluginHost:
     def kernels(self) -> Mapping[str, MatrixKernel]:
         """Return all kernels for quantised matrices by name."""
         return self._registry.values(KERNELS)
+
+    def match_adapter(self, config: Mapping[str, Any]) -> AdapterKind:
+        """Return the kind that recognises an adapter's configuration best. Raises PlanError when none does."""
+        candidates = self._registry.family(ADAPTERS)
+        said = f"an adapter of type {config.get('peft_type', 'not given')}"
+        chosen = best(ADAPTERS, candidates, "detect", lambda kind: kind.detect(config), said)
+        if chosen is None:
+            raise PlanError("LM-ADAPTER-UNKNOWN", f"no plugin understands {said}", hints=self._hints(asked(candidates)))
+        return chosen.value
+
+    def adapter_kind(self, name: str) -> AdapterKind:
+        """Return the adapter kind of that name."""
+        return self._registry.get(ADAPTERS, name)
 
     def executor(self, name: str) -> ExecutorFactory:
         """Return the executor factory of that name."""

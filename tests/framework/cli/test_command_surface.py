@@ -8,13 +8,13 @@ import pytest
 from loadmaster.cli.program import program
 
 GLOBAL = {"-p", "--no-plugins", "-q", "--quiet", "-v", "--verbose", "--traceback"}
-PLANNING = {"--tp", "--dtype", "--device", "--read-mode", "--equal-ranks", "--kernel", "--json"}
+PLANNING = {"--tp", "--dtype", "--device", "--read-mode", "--equal-ranks", "--kernel", "--json", "--adapter", "--adapter-mode"}
 SURFACE = {
-    "inspect": (["models"], {"--json", "--compare", "--text"}),
+    "inspect": (["models"], {"--json", "--compare", "--text", "--base"}),
     "plan": (["model"], PLANNING | {"-o", "--output"}),
     "run": (
         ["model", "prompts"],
-        PLANNING | {"--executor", "--max-tokens", "--temperature", "--seed", "--chat", "--report"},
+        PLANNING | {"--executor", "--max-tokens", "--temperature", "--seed", "--chat", "--use", "--report"},
     ),
     "serve": (
         ["model"],

@@ -1,0 +1,83 @@
+"""An adapter's folder, seen as a checkpoint of its own: its tensor files, with its configuration in the place of a model's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadmaster_engine.attribution import AttributedFormat
+from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.sources import FileEntry, RangeReader, Source
+
+CONFIG = "adapter_config.json"
+MODEL_CONFIG = "config.json"
+PREFIX = "adapter_"
+"""How the names of an adapter's files begin; the folder may hold a tokenizer, or a whole model, besides."""
+
+
+class AdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter to plan: the name that calls choose it by, its kind, and the index of its files."""
+
+    name: str
+    kind: str
+    index: CheckpointIndex
+
+
+class AdapterSource:
+    """The files of one adapter in `source`. Formats find its configuration under the name of a model's."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def uri(self) -> str:
+        """The address of the folder."""
+        return self._source.uri
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes returned by `read` so far."""
+        return self._source.bytes_read
+
+    def files(self) -> tuple[FileEntry, ...]:
+        """Return the adapter's files, sorted by name."""
+        own = [entry for entry in self._source.files() if entry.name.startswith(PREFIX)]
+        shown = [msgspec.structs.replace(each, name=MODEL_CONFIG) if each.name == CONFIG else each for each in own]
+        return tuple(sorted(shown, key=lambda entry: entry.name))
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        return self._source.size(_stored(name))
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes of a file."""
+        return self._source.read(_stored(name), offset, size)
+
+    def open(self, name: str) -> RangeReader:
+        """Open a file for reading tensor bytes."""
+        return self._source.open(_stored(name))
+
+
+def _stored(name: str) -> str:
+    return CONFIG if name == MODEL_CONFIG else name
+
+
+def open_adapter(host: PluginHost, name: str, uri: str) -> AdapterRequest:
+    """Return the adapter at `uri`, from headers and configuration alone. Runs in the host and imports no torch.
+
+    Raises IntegrityError LM-ADAPTER-CONFIG when there is no configuration, PlanError when no plugin understands it, and
+    whatever the format raises for damaged files.
+    """
+    plain = host.open_source(uri)
+    if all(entry.name != CONFIG for entry in plain.files()):
+        raise IntegrityError(
+            "LM-ADAPTER-CONFIG",
+            f"the folder has no {CONFIG}",
+            where={"adapter": name, "source": plain.uri},
+            hints=["give the folder that holds adapter_model.safetensors and its configuration"],
+        )
+    source = AdapterSource(plain)
+    loader = AttributedFormat(host, host.detect_format(source))
+    index = msgspec.structs.replace(loader.open(source), bytes_read=source.bytes_read)
+    return AdapterRequest(name=name, kind=host.match_adapter(index.config).name, index=index)

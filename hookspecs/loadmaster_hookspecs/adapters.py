@@ -1,0 +1,155 @@
+"""Adapters: small sets of tensors that change what a model computes, and the kinds that understand them.
+
+A kind recognises an adapter by its configuration, says which stored tensors belong to which module, how their dimensions relate
+to that module's axes, and how the module's result or its weight changes. It knows nothing of ranks, file formats,
+quantisation or model families: the kernel cuts an adapter's tensors where it cuts the module they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from loadmaster_hookspecs.findings import Finding, Ignored, Match
+from loadmaster_hookspecs.formats import TensorMeta
+from loadmaster_hookspecs.layout import TensorLayout
+from loadmaster_hookspecs.models import ModuleKind
+
+if TYPE_CHECKING:
+    import torch
+
+AdapterMode = Literal["live", "merged"]
+"""`live` leaves the base as it is and changes results while an adapter is chosen; `merged` changes the weights at load."""
+
+AdapterParams = dict[str, str | int | float | bool]
+"""What a kind must remember of a module to compute with it, as plain data: it travels in the plan."""
+
+
+class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of the base model as a kind sees it.
+
+    Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
+    Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
+    `quantised` layer is not among them. `head` marks the output head.
+    """
+
+    path: str
+    kind: ModuleKind
+    in_features: int = 0
+    out_features: int = 0
+    parameters: dict[str, tuple[int, ...]] = {}
+    quantised: bool = False
+    head: bool = False
+
+
+class StoredAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter as it lies in its folder: its configuration, and the tensors by their stored names."""
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, TensorMeta]
+
+
+class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter does to one module; part of the plan.
+
+    `tensors` maps roles (`A`, `B`, `magnitude`) to stored tensors. `layouts` has one layout per role, named by it, over the
+    axes `in` and `out` of the module and any others, whose sizes `axes` gives; those others are never cut. A layout marked
+    `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
+    `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
+    """
+
+    path: str
+    kind: ModuleKind
+    scale: float
+    axes: dict[str, int]
+    tensors: dict[str, str]
+    layouts: tuple[TensorLayout, ...]
+    touches: tuple[str, ...] = ("weight",)
+    params: AdapterParams = {}
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter of the base model, `name` of module `path`, in whose place the adapter's own `tensor` is used."""
+
+    path: str
+    name: str
+    tensor: str
+
+
+class AdapterClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an adapter does to a model. Every stored tensor is in a part, in a replacement, or in `ignored` with a reason.
+
+    `summary` says in a few words what it is: `LoRA, 216/216 pairs, r 8, scale 2`.
+    """
+
+    summary: str
+    parts: tuple[AdapterPart, ...]
+    replacements: tuple[Replacement, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class BaseLayer(Protocol):
+    """A rank's part of the module that an adapter changes, in the worker."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module itself. Its parameters must not be changed."""
+        ...
+
+    def weight(self, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop` of the rank's own weight as the module stores it, as float32.
+
+        A linear layer stores [out, in], an embedding [in, out]. Not there for quantised layers.
+        """
+        ...
+
+    def total(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks where they share the module's inputs, and the tensor itself elsewhere.
+
+        A collective: every rank must call it, and only while adapters are set up.
+        """
+        ...
+
+
+LiveChange = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""Takes a module's input and its result, before ranks put theirs together, and returns the changed result."""
+
+MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]
+"""Takes the bounds of some rows of a parameter and the rows as float32, and returns the changed rows as float32."""
+
+
+class AdapterKind(Protocol):
+    """Understands one kind of adapter. Returned by the `loadmaster_adapters` hook."""
+
+    @property
+    def name(self) -> str:
+        """Unique name, for example `lora`."""
+        ...
+
+    def detect(self, config: Mapping[str, Any]) -> Match | None:
+        """Say from an adapter's configuration whether it is of this kind. Runs in the host; must not import torch."""
+        ...
+
+    def claim(self, stored: StoredAdapter, modules: Sequence[AdapterModule]) -> AdapterClaim:
+        """Return what the adapter does to the model. Runs in the planner.
+
+        Raises PlanError for whatever cannot be honoured, naming the field or the tensors, and IntegrityError for tensors that
+        contradict the configuration. Nothing may be left out silently.
+        """
+        ...
+
+    def live(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> LiveChange:
+        """Return how the module's result changes while the adapter is chosen. `tensors` are the rank's own, by role.
+
+        Runs once per module in the worker. Must be linear in the module's input where ranks share that, since their results
+        are summed afterwards.
+        """
+        ...
+
+    def merge(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> Mapping[str, MergeChange]:
+        """Return how each of the parameters in `part.touches` changes. `tensors` are the rank's own in float32, by role."""
+        ...

@@ -1,0 +1,90 @@
+"""One pair of factors: are its tensors complete, do their shapes fit module and configuration, and what do they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from loadmaster_hookspecs.adapters import AdapterModule, AdapterPart, StoredAdapter
+from loadmaster_hookspecs.errors import IntegrityError, PlanError
+from loadmaster_hookspecs.layout import AxisMap, TensorLayout
+from loadmaster_plugins.lora.settings import Settings
+
+LAYOUTS: Final[Mapping[str, TensorLayout]] = {
+    "A": TensorLayout(name="A", dims=(AxisMap(axis="rank"), AxisMap(axis="in")), factor=True),
+    "B": TensorLayout(name="B", dims=(AxisMap(axis="out"), AxisMap(axis="rank")), factor=True),
+    "B_bias": TensorLayout(name="B_bias", dims=(AxisMap(axis="out"),)),
+    "magnitude": TensorLayout(name="magnitude", dims=(AxisMap(axis="out"),), dtype="F32", factor=True),
+}
+"""The tensors of a pair by role. A bias is added once to a summed result; the factors and magnitudes multiply on every rank."""
+
+
+def make_part(
+    settings: Settings, stored: StoredAdapter, path: str, module: AdapterModule, roles: Mapping[str, str]
+) -> AdapterPart:
+    """Return what a pair does to its module; `path` is the module's name in the file.
+
+    Raises IntegrityError for tensors that are missing, too many, or of another shape than configuration and module ask for, and
+    PlanError for features that such a module cannot have.
+    """
+    wanted = ["A", "B"]
+    if settings.config.lora_bias:
+        wanted.append("B_bias")
+    if settings.config.use_dora:
+        wanted.append("magnitude")
+        _check_dora(module)
+    _check_roles(stored, path, roles, wanted)
+    rank = settings.rank(path)
+    _check_shapes(stored, module, roles, rank)
+    return AdapterPart(
+        path=module.path,
+        kind=module.kind,
+        scale=settings.scale(path),
+        axes={"rank": rank},
+        tensors=dict(roles),
+        layouts=tuple(LAYOUTS[role] for role in wanted),
+        touches=("weight", "bias") if "B_bias" in wanted else ("weight",),
+    )
+
+
+def _check_dora(module: AdapterModule) -> None:
+    reason = "its weight is quantised" if module.quantised else "it is an embedding" if module.kind == "embedding" else ""
+    if reason:
+        raise PlanError(
+            "LM-ADAPTER-DORA",
+            "DoRA (use_dora) is not supported for a module of the adapter",
+            where={"module": module.path},
+            why=reason,
+            hints=["merge the adapter into a plain base model with peft and load the result"],
+        )
+
+
+def _check_roles(stored: StoredAdapter, path: str, roles: Mapping[str, str], wanted: list[str]) -> None:
+    missing = [role for role in wanted if role not in roles]
+    surplus = [tensor for role, tensor in roles.items() if role not in wanted]
+    if missing or surplus:
+        why = f"missing: {', '.join(missing)}" if missing else f"not spoken of in the configuration: {', '.join(surplus)}"
+        raise IntegrityError(
+            "LM-ADAPTER-MISSING" if missing else "LM-ADAPTER-TARGET",
+            "a pair of the adapter is not what its configuration says",
+            where={"adapter": stored.name, "module": path},
+            why=why,
+        )
+
+
+def _check_shapes(stored: StoredAdapter, module: AdapterModule, roles: Mapping[str, str], rank: int) -> None:
+    sizes = {"rank": rank, "in": module.in_features, "out": module.out_features}
+    for role, tensor in roles.items():
+        shape = stored.tensors[tensor].shape
+        wanted = tuple(sizes[dim.axis] for dim in LAYOUTS[role].dims)
+        if shape == wanted:
+            continue
+        side = 0 if role == "A" else 1
+        ranks = f"tensor rank {shape[side]}, configured rank {rank}; " if role in ("A", "B") and len(shape) == 2 else ""
+        raise IntegrityError(
+            "LM-ADAPTER-SHAPE",
+            "a tensor of the adapter has another shape than its configuration and the model ask for",
+            where={"adapter": stored.name, "tensor": tensor, "module": module.path},
+            why=f"{ranks}shape {list(shape)}, needed {list(wanted)}",
+            hints=["rank_pattern gives single modules another rank", "the adapter may be of another model"],
+        )
