@@ -5,13 +5,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo demo-gptq demo-awq test lint format bench conformance clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## inspect, plan, load and ask a small real model over two processes
 	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh
+
+demo-gptq: $(READY)  ## the same with the model quantised to 4 bits by auto-gptq, on first use
+	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh gptq
+
+demo-awq: $(READY)  ## the same with the model quantised to 4 bits by autoawq, on first use
+	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh awq
 
 test: lint  ## everything that continuous integration checks
 	$(BIN)/python -m pytest -n 2
@@ -31,9 +37,13 @@ bench: $(READY)  ## measure loading beside other libraries; options are variable
 	$(BIN)/python -m bench $(if $(SIZE),--size $(SIZE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(filter undefined,$(origin PEERS)),,--peers $(PEERS)) \
 		$(if $(CACHE),--cache $(CACHE)) $(if $(BALLAST),--ballast $(BALLAST)) $(if $(ONLY),--only $(ONLY)) $(BENCH)
 
+# ONLY="4b-g64" PRODUCERS="auto-gptq autoawq gptqmodel"
+conformance: $(READY)  ## compare with files that real producers quantise, see docs/conformance.md
+	$(BIN)/python -m conformance $(if $(PRODUCERS),--producers $(PRODUCERS)) $(if $(ONLY),--only $(ONLY)) $(CONFORMANCE)
+
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find framework hookspecs engine plugins tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find framework hookspecs engine plugins tests tools bench conformance -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so a broken installation is repeated, and a finished one is reused.
 $(READY): pyproject.toml constraints.txt

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-BLOCK_BYTES: Final = 16 << 20
-"""Weights are made and written in blocks of this size: memory stays small whatever the model's size."""
+from bench.tensor_files import BLOCK_BYTES, Stored, write_files, write_json
 
 DISK_RESERVE: Final = 2 << 30
 """Bytes of disk that stay free after a checkpoint is written."""
@@ -57,19 +54,27 @@ def checkpoint(cache: Path, size: str) -> Path:
 
     Raises OSError when writing it would leave less than `DISK_RESERVE` bytes free.
     """
-    folder = cache / f"llama-{size}"
+    proportions = SIZES[size]
+    needed = sum(Stored(name, "BF16", shape).nbytes for name, shape in tensors(proportions))
+    return make_once(cache / f"llama-{size}", needed, lambda folder: write_checkpoint(folder, proportions))
+
+
+def make_once(folder: Path, needed: int, write: Callable[[Path], None]) -> Path:
+    """Return a folder that `write` fills with `needed` bytes on first use. It is complete or absent.
+
+    Raises OSError when writing it would leave less than `DISK_RESERVE` bytes free.
+    """
     if folder.is_dir():
         return folder
+    cache = folder.parent
     cache.mkdir(parents=True, exist_ok=True)
-    proportions = SIZES[size]
-    needed = sum(_nbytes(shape) for _, shape in tensors(proportions))
     free = shutil.disk_usage(cache).free
     if free - needed < DISK_RESERVE:
         raise OSError(f"{cache} has {free / 1e9:.1f} GB free; the checkpoint needs {needed / 1e9:.1f} GB and 2 GB to spare")
     with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        write_checkpoint(made, proportions)
+        write(made)
         made.rename(folder)
     return folder
 
@@ -95,56 +100,21 @@ def tensors(proportions: Proportions) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def write_checkpoint(folder: Path, proportions: Proportions) -> None:
     """Write configuration, tokenizer and weights into an existing folder; the same bytes every time."""
-    _write_json(folder / "config.json", _config(proportions))
-    _write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    _write_tokenizer(folder)
-    everything = list(tensors(proportions))
-    total = sum(_nbytes(shape) for _, shape in everything)
-    parts = _split(everything, total / proportions.files)
-    numbers = np.random.default_rng(0)
-    weight_map: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
-        _write_file(folder / name, part, numbers)
-        weight_map |= dict.fromkeys((tensor for tensor, _ in part), name)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    _write_json(folder / "model.safetensors.index.json", index)
+    write_small_files(folder, model_config(proportions))
+    write_files(folder, [Stored(name, "BF16", shape) for name, shape in tensors(proportions)], proportions.files, weights)
 
 
-def _split(everything: Sequence[tuple[str, tuple[int, ...]]], target: float) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Return the tensors in files of about `target` bytes."""
-    parts: list[list[tuple[str, tuple[int, ...]]]] = [[]]
-    written = 0
-    for name, shape in everything:
-        if written >= target * len(parts) - 1:
-            parts.append([])
-        parts[-1].append((name, shape))
-        written += _nbytes(shape)
-    return parts
+def write_small_files(folder: Path, config: Mapping[str, object]) -> None:
+    """Write what a checkpoint has beside its weights."""
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
+    write_tokenizer(folder)
 
 
-def _write_file(path: Path, part: Sequence[tuple[str, tuple[int, ...]]], numbers: np.random.Generator) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, shape in part:
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + _nbytes(shape)]}
-        at += _nbytes(shape)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for _, shape in part:
-            for values in _values(shape, numbers):
-                stream.write(values.data)
-        # Pages that are not on the disk yet cannot be dropped from the page cache later.
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _values(shape: tuple[int, ...], numbers: np.random.Generator) -> Iterator[npt.NDArray[np.uint16]]:
-    """Yield the bits of a tensor in blocks: ones for a norm, else numbers of both signs between 1/64 and 1/32 in size."""
-    count = _nbytes(shape) // 2
-    if len(shape) == 1:
+def weights(stored: Stored, numbers: np.random.Generator) -> Iterator[npt.NDArray[np.uint16]]:
+    """Yield the bits of a bfloat16 tensor in blocks: ones for a norm, else numbers of both signs from 1/64 to 1/32 in size."""
+    count = stored.nbytes // 2
+    if len(stored.shape) == 1:
         yield np.full(count, ONE, np.uint16)
         return
     for start in range(0, count, BLOCK_BYTES // 2):
@@ -152,7 +122,8 @@ def _values(shape: tuple[int, ...], numbers: np.random.Generator) -> Iterator[np
         yield (bits & SIGN_AND_FRACTION) | SMALL
 
 
-def _config(proportions: Proportions) -> dict[str, object]:
+def model_config(proportions: Proportions) -> dict[str, object]:
+    """Return the configuration of a plain checkpoint."""
     p = proportions
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -174,7 +145,7 @@ def _config(proportions: Proportions) -> dict[str, object]:
     }
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of bytes; the model's further token ids have no text."""
     special = ["<unk>", "<s>", "</s>"]
     alphabet = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -184,15 +155,4 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    _write_json(folder / "tokenizer_config.json", settings)
-
-
-def _nbytes(shape: tuple[int, ...]) -> int:
-    total = 2
-    for size in shape:
-        total *= size
-    return total
-
-
-def _write_json(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", settings)

@@ -30,7 +30,7 @@ MAPPING_MODES: Final = ("auto", "mapped")
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """One way to load the model.
 
-    `peer` is the environment it runs in, empty for our own. `arguments` may name `{model}`, `{ranges}` and `{tensors}`.
+    `peer` is the environment it runs in, empty for our own. `arguments` may be `{model}`, `{ranges}`, `{tensors}` or `{plain}`.
     `private` is the memory that it takes for itself, in checkpoints; `adapts` says that it takes what memory there is.
     `torchrun` is the number of ranks that torchrun starts. `again` asks for a second start after every cold one. `check_only`
     keeps it to the check round. `sums` tells whether what it loaded can be summed.

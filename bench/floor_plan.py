@@ -1,4 +1,4 @@
-"""The ranges that the floor reads: those of a loadmaster plan for two ranks, as plain numbers."""
+"""The ranges that the floor reads: those of a loadmaster plan for one rank or two, as plain numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ Read = tuple[int, int, int]
 
 
 def write_ranges(model: Path, target: Path) -> None:
-    """Write the ranges of a copying plan at TP 2, run by run (`planned`) and as one range per operation (`contiguous`)."""
+    """Write the ranges of a copying plan at TP 2, run by run (`planned`) and as one range per operation (`contiguous`).
+
+    `planned-tp1` are the runs of the plan for one rank.
+    """
     plan = loadmaster.plan(model, tensor_parallel=2, read_mode="direct").data
+    single = loadmaster.plan(model, read_mode="direct").data
     document = {
         "files": [str(model / file.name) for file in plan.files],
+        "planned-tp1": [list(_planned(rank)) for rank in single.ranks],
         "planned": [list(_planned(rank)) for rank in plan.ranks],
         "contiguous": [[(op.file, op.source.offset, op.source.nbytes) for op in rank.reads] for rank in plan.ranks],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -18,13 +17,15 @@ _LINE: Final = re.compile(r"^import time:\s+(\d+) \|\s+(\d+) \| (\s*)(\S+)$")
 def worker_imports(model: Path, top: int = 15) -> tuple[float, tuple[tuple[str, float], ...]]:
     """Return the seconds of all imports before a worker of `model` is forked, and the `top` packages by their own time.
 
-    Time is counted where it is spent: a package's own modules, without what they import from elsewhere.
+    Time is counted where it is spent: a package's own modules, without what they import from elsewhere. The collector is off,
+    as it is in the fork server.
     """
     from loadmaster.host import PluginHost
+    from loadmaster.preloading import early_modules
 
-    config = json.loads((model / "config.json").read_text())
-    modules = PluginHost().match_family(config).preload(config)
-    code = "; ".join(f"import {module}" for module in modules)
+    host = PluginHost()
+    modules = early_modules(host, host.record(), model)
+    code = "; ".join(["import gc; gc.disable()", *(f"import {module}" for module in modules)])
     command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     return summed(done.stderr, top)

@@ -15,13 +15,17 @@ import msgspec
 
 from bench.checkpoint import SIZES, checkpoint
 from bench.contestants import DEFAULT_PEERS, Contestant, contestants
-from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, python_of
+from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, compile_own, python_of
 from bench.expected import expected_sums
 from bench.floor_plan import write_ranges
 from bench.goals import Judge
 from bench.import_times import worker_imports
 from bench.machine_facts import machine_facts
 from bench.page import write_page
+from bench.quantised_checkpoint import QUANTISED_SIZES, plain_size, quantised_checkpoint
+from bench.quantised_contestants import QUANTISED_PEERS, quantised_contestants
+from bench.quantised_goals import quantised_goals
+from bench.quantised_page import write_quantised_page
 from bench.records import Measurement, Release, Report, Settings
 from bench.runner import Model, Runner
 from bench.runs.stopwatch import model_files
@@ -30,27 +34,36 @@ from loadmaster_engine.plan.preflight import READ_MODES
 
 CONVERT_TIMEOUT_S: Final = 900.0
 
+PAGES: Final = {"3g": ROOT / "docs" / "benchmark.md", "3g-4bit": ROOT / "docs" / "benchmark-quantised.md"}
+"""The pages of the documentation that results of a size belong to."""
+
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Run the benchmark as the command line asks and return the path of the JSON."""
     options = _options(arguments)
+    quantised = options.size in QUANTISED_SIZES
     settings = Settings(
         size=options.size,
         rounds=options.rounds,
-        peers=tuple(options.peers),
+        peers=_peers(options.peers, QUANTISED_PEERS if quantised else DEFAULT_PEERS),
         conditions=tuple(options.cache),
         ballast=options.ballast,
     )
     cache = _cache()
+    compile_own()
     pythons, unavailable = _environments(settings.peers, cache, here=options.here)
     model = _model(cache, settings.size)
     if "tensorizer" in pythons:
         unavailable |= _convert(pythons["tensorizer"], model)
-    everyone = contestants(settings.peers, READ_MODES, four_ranks=settings.size == "7b")
+    everyone = (
+        quantised_contestants(settings.peers)
+        if quantised
+        else contestants(settings.peers, READ_MODES, four_ranks=settings.size == "7b")
+    )
     if options.only:
         everyone = [one for one in everyone if one.name in options.only]
     machine = machine_facts(cache)
-    plan = list(schedule(everyone, settings.conditions, settings.rounds))
+    plan = list(schedule(everyone, settings.conditions, settings.rounds, check=not quantised))
     done = run_series(plan, Runner(model, pythons, settings.ballast).run, unavailable, _say)
     report = _report(settings, machine, model, everyone, done)
     return _keep(report, options.out, options.page)
@@ -58,18 +71,25 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--size", choices=SIZES, default="3g", help="the model [%(default)s]")
+    parser.add_argument("--size", choices=(*SIZES, *QUANTISED_SIZES), default="3g", help="the model [%(default)s]")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after a check round [%(default)s]")
-    parser.add_argument("--peers", nargs="*", choices=DEFAULT_PEERS, default=DEFAULT_PEERS, help="who runs beside loadmaster")
+    parser.add_argument(
+        "--peers", nargs="*", choices=sorted({*DEFAULT_PEERS, *QUANTISED_PEERS}), help="who runs beside loadmaster"
+    )
     parser.add_argument("--cache", nargs="+", choices=("hot", "cold"), default=("hot", "cold"), help="states of the page cache")
     parser.add_argument("--ballast", choices=get_args(Release), default="load", help="when the ballast is freed [%(default)s]")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these contestants only")
     parser.add_argument("--here", action="store_true", help="run peers with this interpreter instead of their own environments")
     parser.add_argument("--out", type=Path, help="where the JSON goes [bench/results/DATE-SIZE.json]")
     parser.add_argument(
-        "--page", type=Path, help="page to put the tables into [docs/benchmark.md for 3g, else beside the JSON]"
+        "--page", type=Path, help="page to put the tables into [those in docs for 3g and 3g-4bit, else beside the JSON]"
     )
     return parser.parse_args(arguments)
+
+
+def _peers(asked: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the peers that take part with this model: all that are known, or those of them that were asked for."""
+    return tuple(known) if asked is None else tuple(peer for peer in known if peer in asked)
 
 
 def _cache() -> Path:
@@ -96,11 +116,15 @@ def _environments(peers: Sequence[str], cache: Path, *, here: bool) -> tuple[dic
 
 def _model(cache: Path, size: str) -> Model:
     _say(f"model {size}")
-    folder = checkpoint(cache / "models", size)
-    ranges = cache / "models" / f"ranges-{size}.json"
+    models = cache / "models"
+    plain = checkpoint(models, plain_size(size))
+    quantised = size in QUANTISED_SIZES
+    folder = quantised_checkpoint(models, size) if quantised else plain
+    ranges = models / f"ranges-{size}.json"
     write_ranges(folder, ranges)
     nbytes = sum(file.stat().st_size for file in model_files(folder))
-    return Model(folder=folder, ranges=ranges, tensors=cache / "models" / f"llama-{size}.tensors", nbytes=nbytes)
+    tensors = models / f"llama-{size}.tensors"
+    return Model(folder=folder, ranges=ranges, tensors=tensors, nbytes=nbytes, plain=plain if quantised else None)
 
 
 def _convert(python: Path, model: Model) -> dict[str, str]:
@@ -116,16 +140,17 @@ def _convert(python: Path, model: Model) -> dict[str, str]:
 def _report(
     settings: Settings, machine: dict[str, str], model: Model, everyone: Sequence[Contestant], done: Sequence[Measurement]
 ) -> Report:
-    _say("imports and sums")
-    total, imports = worker_imports(model.folder)
+    quantised = settings.size in QUANTISED_SIZES
+    # Repacked matrices cannot be compared with the files, and the imports are those of the plain model.
+    total, imports = (0.0, ()) if quantised else worker_imports(model.folder)
     return Report(
         date=datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         settings=settings,
         machine=machine,
         model_bytes=model.nbytes,
-        expected_sums=expected_sums(model.folder),
+        expected_sums="" if quantised else expected_sums(model.folder),
         measurements=tuple(done),
-        goals=Judge(done, READ_MODES, model.nbytes).goals(),
+        goals=quantised_goals(done) if quantised else Judge(done, READ_MODES, model.nbytes).goals(),
         imports=imports,
         imports_total=total,
         about={one.name: one.about for one in everyone},
@@ -136,10 +161,10 @@ def _keep(report: Report, out: Path | None, page: Path | None) -> Path:
     """Write JSON and page and say which goals are met."""
     size = report.settings.size
     out = out or ROOT / "bench" / "results" / f"{report.date[:10]}-{size}.json"
-    page = page or (ROOT / "docs" / "benchmark.md" if size == "3g" else out.with_suffix(".md"))
+    page = page or PAGES.get(size, out.with_suffix(".md"))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    write_page(report, page)
+    (write_quantised_page if size in QUANTISED_SIZES else write_page)(report, page)
     for goal in report.goals:
         state = {True: "met", False: "MISSED", None: "not measured"}[goal.met]
         measured = "" if goal.measured is None else f"{goal.measured:.3f}"

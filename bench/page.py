@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.chart import bar_chart
+from bench.markdown import megabytes, middle, number, spread, table
+from bench.marks import BEGIN, END, put_between_marks
 from bench.records import Condition, Goal, Measurement, Report
-from bench.summary import FIGURES, Rounds, Span
-
-BEGIN: Final = "<!-- results: begin -->"
-END: Final = "<!-- results: end -->"
+from bench.summary import FIGURES, Rounds
 
 TITLES: Final[dict[Condition, str]] = {
     "hot": "Page cache hot",
@@ -25,12 +24,14 @@ def write_page(report: Report, page: Path) -> None:
     """Put the report's tables into `page`, which is made where it does not exist, and its chart beside it."""
     chart = page.with_suffix(".svg")
     chart.write_text(draw(report), encoding="utf-8")
-    text = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmark\n\n{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no place for results: the marks {BEGIN} and {END} are missing")
-    page.write_text(f"{before}{BEGIN}\n\n{render(report, chart.name)}\n{END}{after}", encoding="utf-8")
+    put(page, render(report, chart.name))
+
+
+def put(page: Path, tables: str) -> None:
+    """Put tables between the marks of a page, which is made where it does not exist. Raises ValueError when it has none."""
+    if not page.exists():
+        page.write_text(f"# Benchmark\n\n{BEGIN}\n{END}\n", encoding="utf-8")
+    put_between_marks(page, tables)
 
 
 def draw(report: Report) -> str:
@@ -51,22 +52,23 @@ def draw(report: Report) -> str:
 def render(report: Report, chart: str) -> str:
     """Return all sections as Markdown."""
     rounds = Rounds(report.measurements)
-    sections = [_head(report), f"![Medians of all contestants]({chart})\n", _goals(report.goals)]
+    sections = [head(report), f"![Medians of all contestants]({chart})\n", goals_section(report.goals)]
     for condition, title in TITLES.items():
         if rounds.names(condition):
             sections.append(f"### {title}\n\n{_times(rounds, condition, report)}")
     sections += [
         _ranks(rounds),
         _check(report),
-        _failures(report.measurements),
+        failures(report.measurements),
         _imports(report),
-        _contestants(report),
-        _machine(report),
+        contestants_section(report),
+        machine(report),
     ]
     return "\n".join(section for section in sections if section)
 
 
-def _head(report: Report) -> str:
+def head(report: Report) -> str:
+    """Return the sentence about how the series was made."""
     settings = report.settings
     ballast = {"load": "freed when a contestant is about to take memory", "start": "freed before the start", "off": "off"}
     return (
@@ -75,13 +77,14 @@ def _head(report: Report) -> str:
     )
 
 
-def _goals(goals: Iterable[Goal]) -> str:
+def goals_section(goals: Iterable[Goal]) -> str:
+    """Return the goals and whether they are met."""
     words = {True: "yes", False: "**no**", None: "not measured"}
     rows = [
-        (goal.text, f"{'≥' if goal.at_least else '≤'} {goal.limit:g}", _number(goal.measured, 3), words[goal.met], goal.how)
+        (goal.text, f"{'≥' if goal.at_least else '≤'} {goal.limit:g}", number(goal.measured, 3), words[goal.met], goal.how)
         for goal in goals
     ]
-    return "### Goals\n\nRatios are medians of ratios within a round.\n\n" + _table(
+    return "### Goals\n\nRatios are medians of ratios within a round.\n\n" + table(
         ("goal", "limit", "measured", "met", "what was compared"), rows
     )
 
@@ -98,18 +101,18 @@ def _times(rounds: Rounds, condition: Condition, report: Report) -> str:
             (
                 name,
                 str(load.count if load else 0),
-                _median(spans["imported"]),
-                _spread(spans["load"]),
-                _median(spans["touch"]),
-                _spread(spans["load+touch"]),
-                _number(report.model_bytes / load.median / 1e9 if load and load.median else None, 2),
-                _number(rounds.ratio(name, base, condition, FIGURES["load"]), 2),
-                _spread(spans["first_token"]),
-                _megabytes(spans["pss"]),
-                _megabytes(spans["peak_rss"]),
+                middle(spans["imported"]),
+                spread(spans["load"]),
+                middle(spans["touch"]),
+                spread(spans["load+touch"]),
+                number(report.model_bytes / load.median / 1e9 if load and load.median else None, 2),
+                number(rounds.ratio(name, base, condition, FIGURES["load"]), 2),
+                spread(spans["first_token"]),
+                megabytes(spans["pss"]),
+                megabytes(spans["peak_rss"]),
             )
         )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _ranks(rounds: Rounds) -> str:
@@ -120,9 +123,9 @@ def _ranks(rounds: Rounds) -> str:
             one = re.sub(r"^(loadmaster|vllm)-tp[2-4]", r"\1-tp1", name)
             ratios = [rounds.ratio(name, one, condition, FIGURES[figure]) for figure in ("load", "load+touch", "first_token")]
             if one != name and any(ratios):
-                rows.append((title, name, *(_number(ratio, 2) for ratio in ratios)))
+                rows.append((title, name, *(number(ratio, 2) for ratio in ratios)))
     header = ("page cache", "contestant", "load", "load+touch", "first token")
-    return "### Several ranks against one\n\nRatio to the same over one rank.\n\n" + _table(header, rows) if rows else ""
+    return "### Several ranks against one\n\nRatio to the same over one rank.\n\n" + table(header, rows) if rows else ""
 
 
 def _check(report: Report) -> str:
@@ -134,10 +137,11 @@ def _check(report: Report) -> str:
     text = (
         "### Was the same loaded?\n\nSums over all tensors after loading, compared with the files; the first greedy token.\n\n"
     )
-    return text + _table(("contestant", "sums", "token"), rows)
+    return text + table(("contestant", "sums", "token"), rows)
 
 
-def _failures(measurements: Sequence[Measurement]) -> str:
+def failures(measurements: Sequence[Measurement]) -> str:
+    """Return what did not run and why; empty where everything did."""
     seen: dict[tuple[str, str], list[str]] = {}
     for one in measurements:
         if one.error:
@@ -152,44 +156,21 @@ def _imports(report: Report) -> str:
     rows = [(f"`{name}`", f"{value:.3f}") for name, value in report.imports]
     return (
         f"### What a worker imports\n\n{report.imports_total:.2f} s in all under `-X importtime`, once for all workers. "
-        f"The largest, by the time spent in their own modules:\n\n" + _table(("package", "seconds"), rows)
+        f"The largest, by the time spent in their own modules:\n\n" + table(("package", "seconds"), rows)
     )
 
 
-def _contestants(report: Report) -> str:
-    return "### Contestants\n\n" + _table(("name", "what it does"), list(report.about.items()))
+def contestants_section(report: Report) -> str:
+    """Return who took part."""
+    return "### Contestants\n\n" + table(("name", "what it does"), list(report.about.items()))
 
 
-def _machine(report: Report) -> str:
+def machine(report: Report) -> str:
+    """Return the machine and the ballast."""
     rows = list(report.machine.items())
     used = [one.ballast.nbytes for one in report.measurements if one.ballast and one.round > 0]
     if used and report.settings.ballast != "off":
         short = sum(one.ballast.nbytes < 0.95 * one.ballast.wanted for one in report.measurements if one.ballast)
         amount = f"{min(used) / 1e9:.1f} to {max(used) / 1e9:.1f} GB, by what a contestant takes"
         rows.append(("ballast", amount + (f"; too little memory was free for all of it in {short} runs" if short else "")))
-    return "### Machine\n\n" + _table(("", ""), rows)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [_row(header), "|" + "---|" * len(header), *(_row(row) for row in rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def _median(span: Span | None) -> str:
-    return _number(span.median if span else None, 2)
-
-
-def _spread(span: Span | None) -> str:
-    return f"{span.median:.2f} ({span.low:.2f}..{span.high:.2f})" if span else ""
-
-
-def _megabytes(span: Span | None) -> str:
-    return f"{span.median / 1e6:.0f}" if span else ""
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return "### Machine\n\n" + table(("", ""), rows)

@@ -37,17 +37,19 @@ QUIET: Final = {
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, its tensor files, and the files made of it."""
+    """A checkpoint, its tensor files, and the files made of it; `plain` is the unquantised one of the same shapes."""
 
     folder: Path
     ranges: Path
     tensors: Path
     nbytes: int
+    plain: Path | None = None
 
     def files(self, contestant: Contestant) -> list[Path]:
         """Return the files that a contestant reads."""
-        uses_converted = any("{tensors}" in argument for argument in contestant.arguments)
-        return [self.tensors] if uses_converted else stopwatch.model_files(self.folder)
+        if "{tensors}" in contestant.arguments:
+            return [self.tensors]
+        return stopwatch.model_files(self.plain if self.plain and "{plain}" in contestant.arguments else self.folder)
 
 
 class Runner:
@@ -154,6 +156,7 @@ class Runner:
     def _command(self, contestant: Contestant) -> list[str]:
         python = str(self._pythons.get(contestant.peer, sys.executable))
         names = {"model": self._model.folder, "ranges": self._model.ranges, "tensors": self._model.tensors}
+        names |= {"plain": self._model.plain} if self._model.plain else {}
         arguments = [argument.format(**names) for argument in contestant.arguments]
         ranks = str(contestant.torchrun)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if contestant.torchrun else []

@@ -13,10 +13,13 @@ Say = Callable[[str], None]
 
 
 def schedule(
-    everyone: Sequence[Contestant], conditions: Sequence[Condition], rounds: int
+    everyone: Sequence[Contestant], conditions: Sequence[Condition], rounds: int, *, check: bool = True
 ) -> Iterator[tuple[Contestant, Condition, int]]:
-    """Yield who runs in which condition and round. Round 0 is the check round; a second start follows its cold one at once."""
-    for contestant in everyone:
+    """Yield who runs in which condition and round. A second start follows its cold one at once.
+
+    Round 0 is the check round; without `check` there is none.
+    """
+    for contestant in everyone if check else ():
         yield contestant, "hot", 0
     for number in range(1, rounds + 1):
         for condition in conditions:
@@ -33,13 +36,14 @@ def run_series(
 ) -> list[Measurement]:
     """Run everything and return the measurements in order.
 
-    A contestant whose environment is in `unavailable` gets that error; one that fails in the check round does not run again.
+    A contestant whose environment is in `unavailable` gets that error; one that fails in the first round does not run again.
     An interrupt ends the series, and what was measured before it is returned.
     """
     done: list[Measurement] = []
     broken: dict[str, str] = {}
+    first = plan[0][2] if plan else 0
     for step, (contestant, condition, number) in enumerate(plan, 1):
-        if number and contestant.name in broken:
+        if number > first and contestant.name in broken:
             continue
         begin = time.monotonic()
         if error := unavailable.get(contestant.peer):
@@ -51,7 +55,7 @@ def run_series(
                 say("interrupted: what was measured so far is kept")
                 break
         done.append(result)
-        if result.error and number == 0:
+        if result.error and number == first:
             broken[contestant.name] = result.error
         say(f"[{step}/{len(plan)}] round {number} {condition:6} {contestant.name:30} {_outcome(result)}"
             f"  [{time.monotonic() - begin:.0f} s]")  # fmt: skip

@@ -39,6 +39,11 @@ def memory(name: str) -> Value:
     return lambda measurement: measurement.memory.get(name)
 
 
+def detail(name: str) -> Value:
+    """Return the figure `detail[name]`."""
+    return lambda measurement: measurement.detail.get(name)
+
+
 FIGURES: Final[dict[str, Value]] = {
     "imported": seconds("imported"),
     "load": seconds("load"),
@@ -48,6 +53,7 @@ FIGURES: Final[dict[str, Value]] = {
     "first_token": seconds("first_token"),
     "pss": memory("pss"),
     "peak_rss": memory("peak_rss"),
+    "tokens_per_second": detail("tokens_per_second"),
 }
 """The figures by name. Times in seconds, memory in bytes."""
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows loadmaster on a small real model. Expects `loadmaster` and its Python first on PATH; `make demo` sees to that.
+# Shows loadmaster on a small real model: demo.sh [gptq|awq] for one that auto-gptq or autoawq has quantised to 4 bits.
+# Expects `loadmaster` and its Python first on PATH; `make demo`, `make demo-gptq` and `make demo-awq` see to that.
 # Exits with an error unless the model says that Paris is the capital of France.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +20,14 @@ tell() {
     printf '\n'
 }
 
-model=$(python tools/fetch_demo_model.py)
+case ${1:-} in
+    "") model=$(python tools/fetch_demo_model.py) ;;
+    gptq | awq) model=$(python -m conformance.demo_model "$1") ;;
+    *)
+        echo "usage: tools/demo.sh [gptq|awq]" >&2
+        exit 2
+        ;;
+esac
 
 heading "What the checkpoint holds, from headers alone"
 command=(loadmaster inspect "$model")

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from bench.runs.decoding import decode_rate
 from bench.runs.process_memory import own_memory
 from bench.runs.stopwatch import BALLAST, PROMPT, Stopwatch, release_ballast, report
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=0, help="tokens after the first whose speed is measured")
     options = parser.parse_args()
     stopwatch = Stopwatch()
     os.environ.update(SETTINGS)
@@ -45,16 +47,24 @@ def main() -> None:
     settings: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512}
     engine = LLM(str(options.model), tensor_parallel_size=options.tp, **settings)
     stopwatch.mark("loaded")
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    answer = engine.generate([{"prompt_token_ids": list(PROMPT)}], sampling, use_tqdm=False)
+
+    def generate(count: int) -> list[int]:
+        sampling = SamplingParams(max_tokens=count, temperature=0.0)
+        answer = engine.generate([{"prompt_token_ids": list(PROMPT)}], sampling, use_tqdm=False)
+        return [*answer[0].outputs[0].token_ids]
+
+    tokens = generate(1)
     stopwatch.mark("first_token")
     memory = own_memory()
+    detail: dict[str, float] = {}
+    if options.decode:
+        detail["tokens_per_second"], tokens = decode_rate(generate, options.decode)
     if log.weights:
         stopwatch.seconds["load"] = max(log.weights)
     notes = ["load is vLLM's own figure for reading weights; it repacks them afterwards, so they cannot be summed"]
     nbytes = sum(file.stat().st_size for file in options.model.glob("*.safetensors"))
     log.close()
-    report(stopwatch.seconds, nbytes=nbytes, memory=memory, tokens=answer[0].outputs[0].token_ids, notes=notes)
+    report(stopwatch.seconds, nbytes=nbytes, memory=memory, detail=detail, tokens=tokens, notes=notes)
 
 
 class LogWatch:

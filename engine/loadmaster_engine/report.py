@@ -13,7 +13,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     `bytes_planned` and `bytes_read` count every byte taken out of files, `bytes_repeated` those of them that another rank
     of the node takes as well (served by the page cache). Of `bytes_read`, `bytes_by_call` went through read calls,
     `bytes_mapped` were copied out of the shared mapping, and `bytes_viewed` were not copied at all: parameters are views of
-    them in the mapping. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
+    them in the mapping. Where one rank reads for others, `bytes_by_call` counts what it read, for whomever, so that only the
+    sums over all ranks agree. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
     bytes, shared file pages included. `counters` holds what transforms counted, for example `overflow`.
     """
 

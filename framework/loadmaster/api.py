@@ -16,6 +16,7 @@ from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.inspection import Inspection
 from loadmaster.inspection import inspect as inspect_with
 from loadmaster.plans import Plan
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plan import make_plan
 from loadmaster_engine.plan.shares import shares
@@ -37,6 +38,7 @@ def inspect(path: Path, *, selection: PluginSelection | None = None) -> Inspecti
     return inspect_with(PluginHost(selection), os.fspath(path))
 
 
+@collector_paused()
 def plan(
     path: Path,
     *,
@@ -59,7 +61,8 @@ def plan(
         tensor_parallel: number of ranks to split the model over.
         dtype: `auto` (what the tensors say), `float32`, `bfloat16` or `float16`.
         device: `cpu` or `cuda`.
-        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered` or `overread`.
+        read_mode: how bytes reach parameters: `auto`, `mapped`, `direct`, `gathered`, `overread` or
+            `node_once`.
         equal_ranks: refuse splits that leave ranks with different numbers of heads; other sizes are padded.
         strict: refuse checkpoints with tensors that belong to no parameter.
         untie: give tied parameters that the file stores too their own storage.
@@ -88,6 +91,7 @@ def plan(
     return Plan(make_plan(host, index, settings, open_adapters(host, adapters or {})))
 
 
+@collector_paused()
 def load_model(
     path: Path,
     *,
@@ -113,12 +117,13 @@ def load_model(
     return _load_whole(host, make_plan(host, index, msgspec.structs.replace(settings, untie=True)), index)
 
 
+@collector_paused()
 def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection | None = None) -> LoadReport:
     """Fill an existing module on the CPU from a checkpoint and return what was read.
 
     The module keeps its tensors and their type; tensors of another float type are cast on the way. Strict: nothing is written
     unless module and checkpoint hold exactly the same tensors. Raises IntegrityError otherwise, and UsageError for modules of
-    mixed types.
+    mixed types and for quantised checkpoints.
     """
     from loadmaster_engine.load.module_arena import ModuleArena
 
@@ -126,6 +131,14 @@ def load_into(module: torch.nn.Module, path: Path, *, selection: PluginSelection
     host = PluginHost(selection)
     settings = PlanSettings(dtype=_dtype_of(module), read_mode="direct", strict=True)
     made = make_plan(host, open_index(host, path), settings)
+    if made.ranks[0].packed:
+        raise UsageError(
+            "LM-USAGE-QUANTISED",
+            "a checkpoint with quantised matrices cannot be loaded into an existing module",
+            where={"matrix": made.ranks[0].packed[0].path, "quantizer": made.ranks[0].packed[0].quantizer},
+            why="its modules have other tensors than plain ones",
+            hints=["load_model makes the module that fits, and Engine runs it"],
+        )
     with closing(RankLoad(host, made, 0, "cpu", host.emit)) as load:
         load.reserve(ModuleArena(module, made.ranks[0].bindings))
         load.load()

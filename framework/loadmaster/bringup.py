@@ -11,9 +11,10 @@ import msgspec
 
 from loadmaster.host import PluginHost, live_record
 from loadmaster_engine.plan.adapter_source import AdapterRequest
+from loadmaster_engine.plan.exchange import rounds
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.joining import THREADS
-from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, PlanRequest, assign, decode, encode
+from loadmaster_engine.run.messages import PLANNER, WORKER, Meet, Memory, PlanRequest, Turn, assign, decode, encode
 from loadmaster_engine.run.rendezvous import RENDEZVOUS_TIMEOUT
 from loadmaster_hookspecs.errors import LoadmasterError, from_report
 from loadmaster_hookspecs.events import HOST_RANK, Event, Stage, StageFinished, StageStarted
@@ -80,28 +81,48 @@ def _while_planning(error: LoadmasterError) -> LoadmasterError:
 
 
 def bring_up(
-    executor: Executor, host: HostRecord, plan: LoadPlan, init_method: str, timeline: Timeline
+    executor: Executor, host: HostRecord, plan: LoadPlan, init_method: str, timeline: Timeline, *, again: bool = False
 ) -> tuple[RankReport, ...]:
-    """Take all ranks from nothing to serving and return what each did."""
+    """Take all ranks from nothing to serving and return what each did.
+
+    With `again` the ranks are there and know each other: they carry out the plan once more.
+    """
     world = len(plan.ranks)
     with timeline.stage("spawn"):
-        executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
+        if not again:
+            executor.start([_spec(host, rank, world) for rank in range(world)], timeout=START_TIMEOUT)
         executor.call("assign", assign(plan), timeout=STAGE_TIMEOUT)
     with timeline.stage("reserve"):  # first, because pages are made ready while ranks meet and cold files come in
         executor.call("reserve", b"", timeout=STAGE_TIMEOUT)
-    with timeline.stage("rendezvous"):
-        opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
-        executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
+    if not again:
+        with timeline.stage("rendezvous"):
+            opened = executor.call("open", encode(Meet(method=init_method)), timeout=RENDEZVOUS_TIMEOUT)
+            executor.call("join", opened[0].body, timeout=2 * RENDEZVOUS_TIMEOUT)
     total = sum(rank.bytes_planned for rank in plan.ranks)
     with timeline.stage("load", total):
-        executor.call("warm", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
-        executor.call("load", b"", timeout=STAGE_TIMEOUT + total / SLOWEST_STORAGE)
+        limit = STAGE_TIMEOUT + total / SLOWEST_STORAGE
+        executor.call("warm", b"", timeout=limit)
+        _exchange(executor, len(rounds(plan.ranks)[0]), limit)
+        executor.call("load", b"", timeout=limit)
     with timeline.stage("bind"):
         executor.call("bind", b"", timeout=STAGE_TIMEOUT)
         if plan.adapters:
             executor.call("adapt", b"", timeout=STAGE_TIMEOUT)
     with timeline.stage("verify"):
         return tuple(decode(result.body, RankReport) for result in executor.call("verify", b"", timeout=STAGE_TIMEOUT))
+
+
+def _exchange(executor: Executor, count: int, limit: float) -> None:
+    """Have the ranks pass on what one of them reads for all, in `count` rounds.
+
+    In the call after a round's own every rank copies out of it while the next one is read.
+    """
+    if not count:
+        return
+    made = executor.call("share", encode(Memory()), timeout=STAGE_TIMEOUT)
+    executor.call("share", made[0].body, timeout=STAGE_TIMEOUT)
+    for number in range(count + 1):
+        executor.call("exchange", encode(Turn(number=number)), timeout=limit)
 
 
 def init_method_for(separate_processes: bool, wanted: str, world_size: int) -> str:

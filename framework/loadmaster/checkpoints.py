@@ -11,8 +11,8 @@ import msgspec
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.load.reading import FileSet
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plugin_host import PluginHost as AnyHost
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.formats import CheckpointIndex
 
 PIECE_BYTES: Final = 16 << 20

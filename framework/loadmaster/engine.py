@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -18,12 +19,15 @@ from loadmaster.checkpoints import open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
+from loadmaster.preloading import early_modules, modules_for
 from loadmaster.sampling import Request, read_defaults
+from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import Tokens, encode
-from loadmaster_engine.run.rendezvous import check_init_method
+from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
@@ -65,6 +69,7 @@ class Engine:
     ResourceError when memory is short, and WorkerError, naming rank and stage, when a worker fails, dies or is too slow.
     """
 
+    @collector_paused()
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -104,22 +109,26 @@ class Engine:
         )
         factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
-        with self._timeline.stage("index"):
-            self._index = open_index(self._host, path)
-            preflight(self._host, self._index, settings, SmallFiles(self._host.open_source(self._index.source)))
-            self._defaults = read_defaults(self._index)
-            self._adapters = open_adapters(self._host, adapters or {})
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
+        self._meeting_file = MeetingFile(distributed_init_method)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
-        self._executor = factory.create(preload=self._preload(), on_event=self._observe)
-        self._tokenizer: Tokenizer | None = None
+        early = early_modules(self._host, self._record, path)
+        self._executor = factory.create(preload=early, on_event=self._observe)
         try:
+            if early:
+                self._executor.prepare()
+            self._open(path, settings, adapters or {})
+            if not early:
+                modules = modules_for(self._host, self._record, self._index.config)
+                self._executor = factory.create(preload=modules, on_event=self._observe)
+            if factory.separate_processes:
+                self._tokenizer.begin()
             plan, ranks = self._load(settings)
             for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
                 if line:
                     self._observe(Notice(rank=HOST_RANK, text=line))
         except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
-            self._executor.stop()
+            self.close()
             raise
         self._plan = Plan(plan)
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
@@ -143,12 +152,7 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises UsageError when none lies beside the weights."""
-        if self._tokenizer is None:
-            source = self._host.open_source(self._index.source)
-            family = self._host.family(self._plan.data.family)
-            with self._host.attributed(family, f"tokenizer of model family {family.name}"):
-                self._tokenizer = family.tokenizer(self._index, SmallFiles(source))
-        return self._tokenizer
+        return self._tokenizer.get()
 
     def generate(
         self,
@@ -208,6 +212,7 @@ class Engine:
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""
         self._executor.stop()
+        self._meeting_file.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -215,15 +220,22 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open(
+        self, path: str | os.PathLike[str], settings: PlanSettings, adapters: Mapping[str, str | os.PathLike[str]]
+    ) -> None:
+        with self._timeline.stage("index"):
+            self._index = open_index(self._host, path)
+            preflight(self._host, self._index, settings, SmallFiles(self._host.open_source(self._index.source)))
+            self._defaults = read_defaults(self._index)
+            self._adapters = open_adapters(self._host, adapters)
+        self._tokenizer = TokenizerAhead(partial(make_tokenizer, self._host, self._index))
+
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
         plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline, self._adapters)
         self._announce(plan)
         before = memory.available_memory()
-        if settings.device == "cpu":
-            memory.check_fit(plan, before)
-            if line := memory.paging_notice(plan, before):
-                self._observe(Notice(rank=HOST_RANK, text=line))
+        self._check_memory(plan, before)
         try:
             ranks = bring_up(self._executor, self._record, plan, self._method, self._timeline)
             self._memory = memory.Available(before, memory.available_memory())
@@ -231,8 +243,15 @@ class Engine:
         except IntegrityError as error:
             if error.code != "LM-TIE-DIFFERS":
                 raise
-        self._executor.stop()
+        self.close()
         return self._load(msgspec.structs.replace(settings, untie=True))
+
+    def _check_memory(self, plan: LoadPlan, available: int) -> None:
+        """Refuse a plan that does not fit into `available` bytes, before anything is reserved."""
+        if plan.settings.device == "cpu":
+            memory.check_fit(plan, available)
+            if line := memory.paging_notice(plan, available):
+                self._observe(Notice(rank=HOST_RANK, text=line))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -247,11 +266,6 @@ class Engine:
             yield
         finally:
             self._lock.release()
-
-    def _preload(self) -> tuple[str, ...]:
-        family = self._host.match_family(self._index.config)
-        with self._host.attributed(family, f"preload of model family {family.name}"):
-            return family.preload(self._index.config)
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:

@@ -12,7 +12,7 @@ import msgspec
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.plan.adapter_source import CONFIG, MODEL_CONFIG, AdapterSource
 from loadmaster_engine.plan.claims import Claims, claim_matrices
-from loadmaster_engine.plan.small_files import SmallFiles
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.errors import LoadmasterError
 from loadmaster_hookspecs.findings import Finding, Ignored
 from loadmaster_hookspecs.formats import CheckpointIndex

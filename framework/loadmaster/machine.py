@@ -70,8 +70,9 @@ def describe_machine() -> Machine:
 
 
 def loadmaster_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables whose names begin with `LOADMASTER_`, sorted by name."""
-    return {name: environ[name] for name in sorted(environ) if name.startswith("LOADMASTER_")}
+    """Return the variables whose names begin with `LOADMASTER_`, sorted by name; a key shows only that it is set."""
+    names = (name for name in sorted(environ) if name.startswith("LOADMASTER_"))
+    return {name: "(set)" if name.endswith("_KEY") else environ[name] for name in names}
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:

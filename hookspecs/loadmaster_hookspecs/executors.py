@@ -90,6 +90,13 @@ class Executor(Protocol):
         """The executor's name, as the user chooses it."""
         ...
 
+    def prepare(self) -> None:
+        """Begin what takes long and needs no rank yet, such as imports in other processes, and return without waiting for it.
+
+        What goes wrong there is told by the next `run_once` or `start`. `stop` ends it as well. Safe to call twice.
+        """
+        ...
+
     def run_once(self, spec: WorkerSpec, op: str, body: bytes, *, timeout: float) -> Result:
         """Make a service, send it one call, close it, and return the answer. Used for planning; may run before `start`."""
         ...

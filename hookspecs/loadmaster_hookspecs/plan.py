@@ -19,12 +19,14 @@ from loadmaster_hookspecs.sharding import ModulePlacement
 
 PLAN_VERSION = 3
 
-ReadVia = Literal["mapped", "direct", "gathered", "overread"]
+ReadVia = Literal["mapped", "direct", "gathered", "overread", "node_once"]
 """How bytes travel. `mapped`: not at all, the parameter is a view of the shared file mapping. `direct`: a contiguous range is
 read into the arena. `gathered`: strided runs are copied out of the shared file mapping, so that the page cache fetches each
-byte from storage once per node. `overread`: the range that covers the runs is read and the runs picked out of it."""
+byte from storage once per node. `overread`: the range that covers the runs is read and the runs picked out of it.
+`node_once`: the range that covers what all ranks take is read by one of them, into memory that they share, and every rank
+copies its runs out of that."""
 
-ReadMode = Literal["auto", "mapped", "direct", "gathered", "overread"]
+ReadMode = Literal["auto", "mapped", "direct", "gathered", "overread", "node_once"]
 """What the user asks for. `auto` maps parameters that are contiguous in the file, `mapped` also those that are strided; the
 others copy, and prefer the way that they are named after. Where a mode's own way is impossible, the next best is planned."""
 
@@ -143,7 +145,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `bytes` is the exact size of the weight arena; mapped parameters are not in it. `staging` bytes behind it hold what the
     kernels of `packed` matrices take up while they prepare, and are given back then. `scratch` bounds the temporary memory of
-    transforms.
+    transforms, of ranges from which runs are picked, and the rank's part of the memory through which ranks share bytes.
     """
 
     rank: int

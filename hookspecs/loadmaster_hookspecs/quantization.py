@@ -52,7 +52,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     `suffixes` are the tensors that stand for the matrix (a bias is not one of them), `bits` what one weight takes in the packed
     tensor. `group_size` columns in a row share a scale; 0 says that the columns of a group do not lie together. `params` is
     what `Quantizer.matrix` needs to decode them; matrices that are stacked in one parameter must agree in it. `dtype` is the
-    element type that decoded weights have, as in `dtypes`. `score` decides between quantizers, as in `Match`.
+    element type that decoded weights have, as in `dtypes`. `score` decides between quantizers, as in `Match`. `general` is the
+    same matrix claimed with fewer assumptions: it holds where one parameter is made of matrices whose claims differ and whose
+    general claims, or claims where there is none, do not.
     """
 
     score: float
@@ -65,6 +67,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     params: Params = {}
     findings: tuple[Finding, ...] = ()
+    general: Claim | None = None
 
 
 class QuantOutline(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,9 @@ class Affine(NamedTuple):
 
     `codes(start, stop)` returns uint8 [stop - start, in], the codes of these rows; `scales` is float [groups, out] and `zeros`
     [groups, out], the same type. Group `g` is columns `g * group_size` to `(g + 1) * group_size`.
+
+    `words` is an offer to kernels that repack 4-bit codes: int32 [in / 8, out], in which a word holds eight neighbours of a
+    row, from the lowest bits up. None where codes lie in another way or some of them are padding.
     """
 
     bits: int
@@ -113,6 +119,7 @@ class Affine(NamedTuple):
     codes: Callable[[int, int], torch.Tensor]
     scales: torch.Tensor
     zeros: torch.Tensor
+    words: torch.Tensor | None = None
 
 
 class Matrix(Protocol):
@@ -213,7 +220,7 @@ class MatrixKernel(Protocol):
         """Return the tensors that this kernel wants to have in memory, from those that the file holds.
 
         It may mark some as `staged` (there until `prepare` has run) or `scratched` (rewritten in place by `prepare`), and add
-        `computed` ones, which `prepare` fills.
+        `computed` ones, which `prepare` fills. It may not leave any out.
         """
         ...
 
@@ -222,7 +229,8 @@ class MatrixKernel(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Fill the computed tensors and return the product: float [..., in] to float [..., out], without bias.
 
-        Runs once per matrix in the worker, when its tensors are filled. What it allocates beside the result must be small: a
-        tile, not a whole float matrix. `staged` tensors must not be used by the result.
+        Runs once per matrix in the worker, when its tensors are filled; for several matrices at once in threads of their own,
+        in each of which torch uses one. What it allocates must be small: some tiles, and at most the bytes of the tensors that
+        it marked, which is what the plan counts as scratch. `staged` tensors must not be used by the result.
         """
         ...

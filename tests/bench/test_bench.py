@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench import environments
 from bench import main as bench_main
 from bench.ballast import HEADROOM, Ballast, ballast_size
 from bench.checkpoint import SIZES, checkpoint, tensors
@@ -19,7 +20,8 @@ from bench.contestants import DEFAULT_PEERS, contestants
 from bench.expected import expected_sums
 from bench.goals import Judge
 from bench.import_times import summed
-from bench.page import BEGIN, END, write_page
+from bench.marks import BEGIN, END
+from bench.page import write_page
 from bench.page_cache import drop, resident, warm
 from bench.records import Goal, Measurement, Report, Settings
 from bench.runs.sums import MODULUS, merge_sums, words_sum
@@ -102,6 +104,15 @@ def test_what_fails_is_reported_once_and_not_repeated() -> None:
 
     done = run_series(list(schedule(everyone, ["hot"], 3)), run, {"tensorizer": "no such package"}, lambda text: None)
     assert [(one.contestant, one.error) for one in done] == [("runai", "it broke"), ("tensorizer", "no such package")]
+
+
+def test_without_a_check_round_what_fails_first_is_not_repeated() -> None:
+    everyone = [one for one in contestants(["runai"], ["auto"]) if one.peer]
+    plan = list(schedule(everyone, ["hot"], 3, check=False))
+    assert [number for _, _, number in plan] == [1, 2, 3]
+    broken = run_series(plan, lambda *_: _measured("runai", 1, 1.0, error="it broke"), {}, lambda text: None)
+    assert len(broken) == 1
+    assert len(run_series(plan, lambda *_: _measured("runai", 1, 1.0), {}, lambda text: None)) == 3
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
@@ -218,7 +229,7 @@ def test_every_peer_has_an_environment_and_a_script() -> None:
     from bench.environments import ENVIRONMENTS
 
     everyone = contestants(DEFAULT_PEERS, ["auto", "direct"])
-    assert {one.peer for one in everyone} - {""} == set(ENVIRONMENTS)
+    assert {one.peer for one in everyone} - {""} == set(DEFAULT_PEERS) <= set(ENVIRONMENTS)
     scripts = Path(bench_main.__file__).parent / "runs"
     assert [one.name for one in everyone if not (scripts / f"{one.script}.py").is_file()] == []
     assert len({one.name for one in everyone}) == len(everyone)
@@ -274,3 +285,12 @@ def test_a_small_run_from_end_to_end(tiny: Path, cache: Path, tmp_path: Path, mo
     page = out.with_suffix(".md").read_text()
     assert all(f"| {name} |" in page for name in names)
     assert out.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_our_own_modules_are_compiled_before_they_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine" / "part").mkdir(parents=True)
+    (tmp_path / "engine" / "part" / "module.py").write_text("value = 1\n")
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "OWN", ("engine",))
+    environments.compile_own()
+    assert [file.name.partition(".")[0] for file in tmp_path.rglob("*.pyc")] == ["module"]

@@ -15,7 +15,7 @@ from loadmaster.cli.program import run
 from runnable_model import write_runnable_model
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/index.md", "docs/architecture.md")
+PAGES = ("README.md", "docs/index.md", "docs/architecture.md", "docs/quantization.md", "docs/serving.md")
 
 
 class Block(NamedTuple):

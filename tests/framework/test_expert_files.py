@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import loadmaster as lm
+from loadmaster_engine.plan.operations import PlacedPiece, place_piece
+from loadmaster_hookspecs.formats import TensorMeta
+from loadmaster_hookspecs.models import Piece
 from tiny_models import IDS, make_model, reference_logits, relative_error, save_model
 
 SIZES = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
@@ -69,3 +72,17 @@ def test_a_missing_expert_is_named_with_the_shapes(model: torch.nn.Module, tmp_p
     with pytest.raises(lm.IntegrityError) as caught:
         lm.plan(tmp_path)
     assert caught.value.code == "LM-TENSOR-SHAPE"
+
+
+def test_a_stored_expert_is_placed_once_however_many_ranks_there_are(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(piece: Piece, tensor: TensorMeta, ndim: int) -> PlacedPiece:
+        calls.append(tensor.name)
+        return place_piece(piece, tensor, ndim)
+
+    monkeypatch.setattr("loadmaster_engine.plan.planner.place_piece", counted)
+    plan = lm.plan(folders["per expert"], tensor_parallel=3)
+    assert sorted(calls) == sorted(plan.ledger.used)

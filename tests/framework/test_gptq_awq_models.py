@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -196,3 +197,105 @@ def test_equal_ranks_are_refused_from_the_configuration_alone(tmp_path: Path) ->
         lm.plan(tmp_path, tensor_parallel=2, equal_ranks=True)
     assert caught.value.code == "LM-PLAN-GROUPS"
     assert "equal sizes that work: 1, 7" in caught.value.report.hints[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_expert_that_kept_its_order_among_others_that_did_not(ranks: int, tmp_path: Path) -> None:
+    """GPTQ leaves the columns of an expert in order that saw no text, whatever `desc_act` says."""
+    scheme = Scheme(order=True)
+    plain = write_quantised(tmp_path, scheme, "qwen3_moe", num_hidden_layers=1, **EXPERTS)
+    prefix = "model.layers.0.mlp.experts.1.up_proj"
+    tensors, weight = Scheme(order=False).matrix(77, 96, 128)
+    stored = {f"{prefix}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
+    edit_tensors(tmp_path, lambda held: held | stored)
+    edit_tensors(plain, lambda held: held | {f"{prefix}.weight": weight})
+    with engine(tmp_path, ranks) as loaded:
+        assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE
+        assert f"{prefix}.g_idx" not in [ignored.name for ignored in loaded.plan.ledger.ignored]
+
+
+def test_experts_that_differ_in_type_are_refused_with_the_difference(tmp_path: Path) -> None:
+    write_quantised(tmp_path, Scheme(), "qwen3_moe", num_hidden_layers=1, **EXPERTS)
+    name = "model.layers.0.mlp.experts.1.up_proj.scales"
+    edit_tensors(tmp_path, lambda held: held | {name: held[name].float()})
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(tmp_path)
+    assert caught.value.code == "LM-QUANT-MIXED"
+    assert "decoded as F16" in caught.value.report.why
+    assert "decoded as F32" in caught.value.report.why
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_a_quantised_norm_is_refused_by_name(order: bool, tmp_path: Path) -> None:
+    write_quantised(tmp_path, Scheme(), num_hidden_layers=1)
+    tensors, _ = Scheme(order=order).matrix(5, 128, 128)
+    stored = {f"model.norm.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
+    edit_tensors(tmp_path, lambda held: {name: held[name] for name in held if name != "model.norm.weight"} | stored)
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(tmp_path)
+    assert (caught.value.code, caught.value.report.where["tensor"]) == ("LM-QUANT-PLACE", "model.norm.*")
+
+
+@pytest.mark.parametrize("label", ["gptq", "bitsandbytes"])
+def test_a_label_of_another_method_is_remarked_once(label: str, tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path, Scheme("awq", version="gemm"))
+    edit_config(tmp_path, quantization_config={"quant_method": label, "bits": 4, "group_size": 32})
+    with engine(tmp_path) as loaded:
+        assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE
+        (remark,) = [finding for finding in loaded.plan.findings if finding.code == "LM-QUANT-LABEL"]
+    assert remark.message == f"matrices are stored as awq stores them, the configuration says {label}: read as stored"
+
+
+def test_a_label_on_plain_weights_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path, Scheme(), num_hidden_layers=1)
+    edit_config(plain, quantization_config=Scheme().settings)
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(plain)
+    assert caught.value.code == "LM-QUANT-UNCLAIMED"
+    assert caught.value.report.summary == "the configuration says that weights are quantised (gptq), and none is"
+
+
+def test_an_order_that_says_nothing_passes_in_strict_mode(tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path, Scheme(), num_hidden_layers=1)
+    with engine(tmp_path, strict=True) as loaded:
+        assert relative_error(loaded.logits(IDS), plain_logits(plain)) < TOLERANCE
+        assert sum(ignored.name.endswith(".g_idx") for ignored in loaded.plan.ledger.ignored) == 7
+
+
+def test_an_existing_module_cannot_take_quantised_matrices(tmp_path: Path) -> None:
+    plain = write_quantised(tmp_path, Scheme(), num_hidden_layers=1)
+    module = lm.load_model(plain)
+    with pytest.raises(lm.UsageError) as caught:
+        lm.load_into(module, tmp_path)
+    assert caught.value.code == "LM-USAGE-QUANTISED"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_plan_bounds_what_repacking_takes(ranks: int, tmp_path: Path) -> None:
+    """The largest matrix is one of the feed-forward block: 256 x 128, half of it with two ranks."""
+    write_quantised(tmp_path, Scheme(), num_hidden_layers=1, intermediate_size=256)
+    tiles = 16 << 20
+    weights = 256 * 128 // ranks
+    repacked = weights // 2 + weights // 32 * 2 + weights // 32 // 2
+    for kernel, scratch in (("torch-int4", tiles + repacked), ("dequant", 0)):
+        with engine(tmp_path, ranks, kernel=kernel) as loaded:
+            assert [rank.scratch for rank in loaded.plan.ranks] == [scratch] * ranks, kernel
+
+
+def test_what_repacking_took_is_returned_once_per_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("loadmaster_engine.load.stages.trim_heap", lambda: calls.append(None))
+    write_quantised(tmp_path, Scheme(), num_hidden_layers=1, intermediate_size=256)
+    for kernel, times in (("torch-int4", 2), ("dequant", 0)):
+        calls.clear()
+        with engine(tmp_path, 2, kernel=kernel):
+            assert len(calls) == times, kernel
+
+
+def test_a_bias_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+    write_quantised(tmp_path, Scheme(), "qwen3_moe", num_hidden_layers=1, **EXPERTS)
+    name = "model.layers.0.mlp.experts.1.up_proj.bias"
+    edit_tensors(tmp_path, lambda held: held | {name: torch.zeros(1 << 19)})
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(tmp_path)
+    assert (caught.value.code, caught.value.report.where["tensor"]) == ("LM-QUANT-BIAS", name)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "safetensors", "numpy", "rich")
+HEAVY = ("torch", "transformers", "safetensors", "numpy", "rich", "starlette", "uvicorn", "prometheus_client")
 HELP_SECONDS = 0.150
 
 
@@ -26,6 +26,7 @@ def _python(code: str) -> str:
         "import loadmaster_hookspecs.specs",
         "from loadmaster.cli.program import run; run(['--help'])",
         "from loadmaster.cli.program import run; run(['run', '--help'])",
+        "from loadmaster.cli.program import run; run(['serve', '--help'])",
         "from loadmaster.cli.program import run; run(['plan', '--tp', '0'])",
     ],
 )
@@ -38,6 +39,10 @@ def test_nothing_heavy_is_imported(statement: str) -> None:
 def test_commands_of_the_host_import_no_torch(command: list[str]) -> None:
     code = f"import sys; from loadmaster.cli.program import run; run({command!r}); print('torch' in sys.modules)"
     assert _python(code).splitlines()[-1] == "False"
+
+
+def test_the_server_imports_no_torch() -> None:
+    assert _python("import sys, loadmaster.serving.http.launch; print('torch' in sys.modules)") == "False\n"
 
 
 def test_importing_has_no_side_effects() -> None:

@@ -48,6 +48,10 @@ def test_only_our_variables_are_told() -> None:
     }
 
 
+def test_a_key_is_not_told() -> None:
+    assert loadmaster_variables({"LOADMASTER_API_KEY": "s3cret"}) == {"LOADMASTER_API_KEY": "(set)"}
+
+
 def test_the_table_names_plugins_and_their_problems() -> None:
     broken = PluginInfo(name="acme", distribution="acme-formats", version="1.0", status="failed", reason="ImportError: no")
     text = render_machine(describe_machine(), [broken])

@@ -42,7 +42,7 @@ def regions_of(path: Path) -> list[range]:
 def test_logits_are_those_of_copied_weights(model: torch.nn.Module, folder: Path, ranks: int) -> None:
     reference = reference_logits(model, IDS)
     logits = {}
-    for mode in ("auto", "mapped", "direct", "overread"):
+    for mode in ("auto", "mapped", "direct", "overread", "node_once"):
         with lm.Engine(folder, tensor_parallel=ranks, executor="inline", read_mode=mode) as engine:
             logits[mode] = engine.logits(IDS)
             assert relative_error(logits[mode], reference) < 1e-5
@@ -51,6 +51,7 @@ def test_logits_are_those_of_copied_weights(model: torch.nn.Module, folder: Path
             assert viewed == [rank.bytes_mapped for rank in engine.plan.ranks]
             assert all(viewed) == any(viewed) == (mode in ("auto", "mapped"))
     assert logits["auto"].tobytes() == logits["direct"].tobytes() == logits["overread"].tobytes()
+    assert logits["node_once"].tobytes() == logits["direct"].tobytes()
 
 
 def test_parameters_lie_inside_the_mapping_and_outlive_the_load(folder: Path) -> None:
@@ -103,7 +104,7 @@ def test_rows_are_cut_by_copy_unless_mapping_is_asked_for(folder: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("kind", "ways"), [("none", {"direct", "overread"}), ("read-only", {"direct", "gathered"})])
+@pytest.mark.parametrize(("kind", "ways"), [("none", {"direct", "node_once"}), ("read-only", {"direct", "gathered"})])
 def test_files_that_cannot_hold_tensors_are_copied(
     model: torch.nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ways: set[str]
 ) -> None:

@@ -189,3 +189,14 @@ def test_the_refusal_of_equal_ranks_needs_no_weights(tmp_path: Path) -> None:
     assert caught.value.code == "LM-PLAN-GROUPS"
     assert "928 columns in groups of 32" in caught.value.report.summary
     assert "equal sizes that work: 1, 29" in caught.value.report.hints[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_codes_and_scales_are_read_once_for_all_ranks(ranks: int, tmp_path: Path) -> None:
+    quantised(make_model("llama", **SIZES), tmp_path)
+    with engine(tmp_path, ranks, kernel="dequant", read_mode="direct") as plain:
+        wanted = plain.logits(IDS)
+    with engine(tmp_path, ranks, kernel="dequant", read_mode="node_once") as once:
+        assert any(op.via == "node_once" for op in once.plan.ranks[0].reads)
+        assert once.logits(IDS).tobytes() == wanted.tobytes()
+        assert sum(rank.bytes_by_call for rank in once.report.ranks) == once.report.bytes_unique

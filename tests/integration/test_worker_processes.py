@@ -83,6 +83,8 @@ def test_other_ways_to_meet(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     address = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/store", "env": "env://"}[method]
     with lm.Engine(folder, tensor_parallel=2, executor="multiprocess", distributed_init_method=address) as engine:
         assert engine.logits([1, 2]).shape == (2, 250)
+        assert (tmp_path / "store").exists() == (method == "file")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("mark")

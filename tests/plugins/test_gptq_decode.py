@@ -118,3 +118,22 @@ def test_a_file_of_gptqmodel_decodes_to_its_own_bits_in_the_type_it_used() -> No
     assert (in_half - expected).abs().max() < 4e-3 * expected.abs().max()
     tensors["scales"] = tensors["scales"].bfloat16()
     assert torch.equal(decode(GPTQ, tensors, settings_said).float(), expected)
+
+
+@pytest.mark.parametrize(
+    ("bits", "columns", "offered"),
+    [(4, ((0, 64),), True), (4, ((64, 128),), True), (4, ((4, 68),), False), (4, ((0, 60),), False), (8, ((0, 64),), False)],
+)
+def test_words_are_offered_where_all_of_their_codes_are_the_ranks_own(
+    bits: int, columns: tuple[tuple[int, int], ...], offered: bool
+) -> None:
+    matrix = numbers(7, bits, 32, 128, np.arange(128) // 4)
+    tensors = gptq_tensors(matrix)
+    claim = GPTQ.claim(Stored(tensors), said(bits=bits, group_size=4))
+    assert claim is not None
+    affine = rank_matrix(GPTQ, claim, tensors, Part(out=((0, 32),), inner=columns)).affine()
+    assert affine is not None
+    assert (affine.words is not None) == offered
+    if affine.words is not None:
+        codes = (affine.words.unsqueeze(1) >> torch.arange(0, 32, 4, dtype=torch.int32)[:, None]) & 15
+        assert torch.equal(codes.flatten(0, 1).t(), affine.codes(0, 32).to(torch.int32))

@@ -16,7 +16,8 @@ from loadmaster_hookspecs import PlanError
 from loadmaster_hookspecs.quantization import Affine
 from loadmaster_plugins.kernels.dequant import Dequant
 from loadmaster_plugins.kernels.int4_layout import BlockOrder, machine_order, pack, unpack_into
-from loadmaster_plugins.kernels.torch_int4 import SCALES_AND_ZEROS, TorchInt4
+from loadmaster_plugins.kernels.int4_rearrange import rearrange
+from loadmaster_plugins.kernels.torch_int4 import SCALES_AND_ZEROS, TorchInt4, repack
 from plugins.kernel_harness import arena_tensors
 
 KERNEL = TorchInt4()
@@ -154,3 +155,31 @@ bound = 2.0**-7 * (case.weight.abs() + 8 * case.scale).T
 right = all(((product(x).double() - case.weight.T[: len(x)]).abs() <= bound[: len(x)]).all() for x in (ones, ones[:3]))
 print(*machine_order(), "right" if right else "wrong")
 """
+
+
+@pytest.mark.parametrize("order", [BlockOrder(64, True), BlockOrder(32, True), BlockOrder(16, False)])
+@pytest.mark.parametrize("rows", [16, 64, 80, 2048, 1136])
+def test_words_are_rearranged_into_whole_blocks(order: BlockOrder, rows: int) -> None:
+    columns = 96
+    codes = torch.randint(0, 16, (rows, columns), generator=torch.Generator().manual_seed(rows))
+    words = (codes.view(rows, -1, 8) << torch.arange(0, 32, 4)).sum(-1).to(torch.int32).t().contiguous()
+    packed = torch.full((rows, columns // 2), 255, dtype=torch.uint8)
+    done = rearrange(words, packed, order)
+    assert done == (rows // order.block * order.block if order.halves else 0)
+    tile = torch.empty(columns, done)
+    unpack_into(tile, packed[:done], order)
+    assert torch.equal(tile.T, codes[:done] - 8.0)
+    assert torch.all(packed[done:] == 255)
+
+
+@pytest.mark.parametrize("rows", [2048, 1136])
+def test_words_and_codes_give_the_same(rows: int) -> None:
+    case = make_case("gptq", rows=rows, columns=256)
+    affine = case.matrix.affine()
+    assert affine is not None
+    words, repacked = case.tensors["qweight"], []
+    for offered in (words.clone(), None):
+        memory = words.clone().view(-1).view(torch.uint8).view(rows, 128)
+        repack(memory, affine._replace(words=offered), pack, machine_order())
+        repacked.append(memory)
+    assert torch.equal(*repacked)

@@ -53,3 +53,9 @@ def test_a_wrong_answer_fails(demo: Demo) -> None:
 
 def test_a_command_that_fails_ends_it(demo: Demo) -> None:
     assert demo("Paris", code=5).returncode == 5
+
+
+def test_only_quantised_demos_that_exist_can_be_asked_for(tmp_path: Path) -> None:
+    ended = subprocess.run([SCRIPT, "gguf"], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "usage" in ended.stderr

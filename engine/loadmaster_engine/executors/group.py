@@ -35,6 +35,10 @@ class RankGroup(Protocol):
 class Workplace(Protocol):
     """Where groups of ranks run. It owns what they share."""
 
+    def prepare(self) -> None:
+        """Begin what groups share and takes long. Does not wait for it."""
+        ...
+
     def group(self, specs: Sequence[WorkerSpec]) -> RankGroup:
         """Return a group of one rank per spec, not yet started."""
         ...
@@ -63,6 +67,10 @@ class GroupExecutor:
     def name(self) -> str:
         """The executor's name, as the user chooses it."""
         return self._name
+
+    def prepare(self) -> None:
+        """Begin what takes long and needs no rank yet. Does not wait for it."""
+        self._workplace.prepare()
 
     def run_once(self, spec: WorkerSpec, op: str, body: bytes, *, timeout: float) -> Result:
         """Make a service, send it one call, close it, and return the answer. Does not touch the started ranks."""

@@ -45,6 +45,9 @@ class InlineWorkplace:
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
 
+    def prepare(self) -> None:
+        """Do nothing: imports on another thread would only take turns with the caller's."""
+
     def group(self, specs: Sequence[WorkerSpec]) -> RankGroup:
         """Return a single rank on the caller's thread, or a thread for each of several."""
         return OneRank(specs[0], self._on_event) if len(specs) == 1 else RankThreads(specs, self._on_event)

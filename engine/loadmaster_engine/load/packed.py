@@ -7,12 +7,13 @@ What they mean is known to the plugins alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from loadmaster_engine.load.segments import open_matrix
-from loadmaster_engine.plan.kernels import facts_of
+from loadmaster_engine.plan.kernels import AT_ONCE, facts_of
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import WorkerError
@@ -89,9 +90,24 @@ def install(host: PluginHost, model: torch.nn.Module, parts: Sequence[PackedMatr
 
 
 def prepare(model: torch.nn.Module) -> None:
-    """Prepare every packed module of the model. Its tensors must be bound and filled."""
-    for module in packed_modules(model):
+    """Prepare every packed module of the model, several at once where torch uses threads. Its tensors must be bound and filled.
+
+    Each of them gets one thread: preparing is many small operations, which are not worth dividing. The first module is prepared
+    alone, so that what a kernel loads once is there for the others. Raises what a kernel raises, when all threads have ended.
+    """
+    modules = list(packed_modules(model))
+    before = torch.get_num_threads()
+    threads = min(AT_ONCE, before)
+    for module in modules[:1] if threads > 1 else modules:
         module.prepare()
+    if threads > 1 and len(modules) > 1:
+        try:
+            with ThreadPoolExecutor(threads, "prepare", torch.set_num_threads, (1,)) as pool:
+                for done in [pool.submit(module.prepare) for module in modules[1:]]:
+                    done.result()
+        finally:
+            # The number is one of each thread, but new threads begin with what was set last by any of them.
+            torch.set_num_threads(before)
 
 
 def drop_staged(model: torch.nn.Module, names: Sequence[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
-from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.errors import IntegrityError, ResourceError
 from loadmaster_hookspecs.formats import CheckpointIndex, FormatLoader
 from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, Region
 from loadmaster_hookspecs.sources import RangeReader, Source
@@ -65,6 +66,20 @@ class FileSet:
                 why=f"{len(view)} bytes were planned from there, {got} came",
                 hints=["the file was changed after planning: fetch it again and load again"],
             )
+
+    @contextmanager
+    def explained(self, file: int, offset: int) -> Iterator[None]:
+        """Turn an error of the operating system into ResourceError LM-STORAGE-READ, which names the file."""
+        try:
+            yield
+        except OSError as error:
+            raise ResourceError(
+                "LM-STORAGE-READ",
+                "the storage reported an error",
+                where={"file": self.name(file), "offset": offset},
+                why=str(error),
+                hints=["check the disk or network storage, then load again"],
+            ) from error
 
     def mapping(self, file: int) -> memoryview | None:
         """Return a file's mapping, or None where its source cannot be mapped. Good until the next call of this object."""

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import msgspec
 import torch
 
+from loadmaster_engine.load.attributed_matrix import AttributedMatrix
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.layout import TensorLayout
 from loadmaster_hookspecs.quantization import Affine, Matrix, PackedMatrix
@@ -41,8 +42,9 @@ def open_matrix(host: PluginHost, part: PackedMatrix, tensors: Mapping[str, torc
     quantizer = host.quantizer(part.quantizer)
     with host.attributed(quantizer, f"matrix of quantizer {part.quantizer} for {part.path}"):
         if not part.segments:
-            return quantizer.matrix(part, tensors)
-        return Joined([quantizer.matrix(*segment) for segment in _segments(part, tensors)])
+            return AttributedMatrix(host, quantizer, part, quantizer.matrix(part, tensors))
+        segments = _segments(part, tensors)
+        return Joined([AttributedMatrix(host, quantizer, own, quantizer.matrix(own, held)) for own, held in segments])
 
 
 def _segments(

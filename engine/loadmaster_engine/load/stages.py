@@ -10,11 +10,14 @@ from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.adapters import LoadedAdapter, load_adapter
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
-from loadmaster_engine.load.packed import drop_staged, install, prepare
-from loadmaster_engine.load.process_io import peak_rss, process_io
+from loadmaster_engine.load.exchange import Exchange
+from loadmaster_engine.load.heap import trim_heap
+from loadmaster_engine.load.process_io import ProcessIo, peak_rss, process_io
 from loadmaster_engine.load.reading import FileSet
+from loadmaster_engine.load.shared_memory import SharedMemory
 from loadmaster_engine.load.transfer import Transfer
 from loadmaster_engine.load.warming import warm
+from loadmaster_engine.plan.exchange import Round, shared_bytes
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
@@ -39,6 +42,7 @@ class RankLoad:
         self._rank = plan.ranks[part]
         self._adapters = [(adapter, adapter.ranks[part]) for adapter in plan.adapters]
         self.adapters: tuple[LoadedAdapter, ...] = ()
+        self._ranks = plan.settings.tensor_parallel
         self._device = device
         self._dtype = plan.dtype
         self.emit = emit
@@ -46,6 +50,9 @@ class RankLoad:
         self._files = FileSet(plan, host.open_source(plan.source), AttributedFormat(host, host.format(plan.format)))
         self._arena: Arena | None = None
         self._transfer: Transfer | None = None
+        self._shared: SharedMemory | None = None
+        self._exchange: Exchange | None = None
+        self._begun: set[Stage] = set()
         self._counters: dict[str, int] = {}
 
     def reserve(self, arena: Arena | None = None) -> None:
@@ -57,22 +64,43 @@ class RankLoad:
         """Bring this rank's share of the node's mapped files into memory, where it is not there yet."""
         start = time.perf_counter()
         before = process_io()
-        self._counters["warmed"] = warm(self._files, ranges, self._throttled())
+        self._counters["warmed"] = warm(self._files, ranges, self._throttled(), self._ranks)
         self._counters["proc_warmed"] = process_io().stored - before.stored
         self._seconds["warm"] = time.perf_counter() - start
 
+    def share(self, rounds: Sequence[Round], address: str) -> str:
+        """Make the memory through which the ranks pass on bytes that one of them reads, or map that at `address`.
+
+        Returns its address; an empty one when there are no such bytes.
+        """
+        if not rounds:
+            return ""
+        self._shared = SharedMemory(2 * shared_bytes(rounds), address)
+        self._exchange = Exchange(self._rank, rounds, self._files, self.transfer, self._shared.bytes)
+        return self._shared.address
+
+    def exchange(self, number: int) -> None:
+        """Read this rank's share of round `number` for all ranks, and copy its part of the round before it."""
+        if self._exchange is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to exchange bytes before memory was shared")
+        self._begin("load")
+        start = time.perf_counter()
+        before = process_io()
+        self._exchange.run(number, self._throttled())
+        self._count_io(before)
+        self._seconds["exchange"] = self._seconds.get("exchange", 0.0) + time.perf_counter() - start
+
     def load(self) -> None:
         """Execute every operation. Raises when the bytes that were read are not the bytes that were planned."""
+        transfer = self.transfer
         with self.stage("load", self._rank.bytes_planned):
             before = process_io()
-            transfer = Transfer(self._rank, self._files, self.arena, self._transform)
+            self._unshare()
             transfer.run(self._throttled())
-            after = process_io()
             self.arena.settle()
             self._files.close()
-            self._transfer = transfer
             self.adapters = tuple(load_adapter(self._host, adapter, own, self._device) for adapter, own in self._adapters)
-            self._counters |= {"proc_called": after.called - before.called, "proc_stored": after.stored - before.stored}
+            self._count_io(before)
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(
                 "LM-VERIFY-BYTES",
@@ -85,6 +113,8 @@ class RankLoad:
         """Bind the model's parameters to the arena, and let kernels prepare the quantised ones."""
         with self.stage("bind"):
             if self._rank.packed:
+                from loadmaster_engine.load.packed import install
+
                 install(self._host, model.module, self._rank.packed, self._device, self._dtype)
             bind(model.module, self._rank.bindings, self.arena, self._transfer.held if self._transfer else {})
             move_buffers(model.module, self._device)
@@ -93,11 +123,14 @@ class RankLoad:
 
     def _prepare(self, model: CausalModel) -> None:
         """Let kernels take what they need, then give back what they need no longer."""
+        from loadmaster_engine.load.packed import drop_staged, prepare
+
         prepare(model.module)
         staged = [binding for binding in self._rank.bindings if binding.staged]
         if staged:
             drop_staged(model.module, [binding.parameter for binding in staged])
             self.arena.release(min(binding.offset for binding in staged))
+            trim_heap()
 
     def verify(self, model: CausalModel) -> RankReport:
         """Prove that nothing is left without storage, and return what this rank did."""
@@ -129,18 +162,42 @@ class RankLoad:
             counters={**counters, **self._counters},
         )
 
+    @property
+    def transfer(self) -> Transfer:
+        """What executes the rank's operations into its arena."""
+        if self._transfer is None:
+            self._transfer = Transfer(self._rank, self._files, self.arena, self._transform, self._ranks)
+        return self._transfer
+
     def close(self) -> None:
         """Close the files. The arena lives as long as tensors that use it."""
+        self._unshare()
         self._files.close()
 
     @contextmanager
     def stage(self, name: Stage, nbytes: int = 0) -> Iterator[None]:
         """Time a stage and tell observers when it starts and ends."""
-        self.emit(StageStarted(rank=self._rank.rank, stage=name))
+        self._begin(name)
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
         self.emit(StageFinished(rank=self._rank.rank, stage=name, seconds=self._seconds[name], nbytes=nbytes))
+
+    def _begin(self, name: Stage) -> None:
+        """Tell observers that a stage starts, once."""
+        if name not in self._begun:
+            self._begun.add(name)
+            self.emit(StageStarted(rank=self._rank.rank, stage=name))
+
+    def _count_io(self, before: ProcessIo) -> None:
+        after = process_io()
+        for name, count in (("proc_called", after.called - before.called), ("proc_stored", after.stored - before.stored)):
+            self._counters[name] = self._counters.get(name, 0) + count
+
+    def _unshare(self) -> None:
+        self._exchange = None
+        if self._shared is not None:
+            self._shared.close()
 
     def _transform(self, name: str, version: int) -> Transform:
         return AttributedTransform(self._host, self._host.transform(name, version))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 
 from loadmaster_engine.load.arena import Arena
-from loadmaster_engine.load.lanes import LANES, in_lanes
+from loadmaster_engine.load.lanes import LANES, in_lanes, lanes_for
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
 from loadmaster_engine.plan.planner import SCRATCH
-from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
+from loadmaster_engine.plan.shares import FileRange
+from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
 from loadmaster_hookspecs.transforms import Transform
 
@@ -24,6 +26,9 @@ COPY_BYTES = 16 << 20
 TRANSFORM_BYTES = SCRATCH // (4 * LANES)
 """Source bytes that a transform gets at a time, at most: with a result twice as wide all lanes stay inside the scratch."""
 
+BUNDLE_BYTES = 1 << 20
+"""Bytes that a thread moves before it asks for more work, at least: handing over a small operation costs more than doing it."""
+
 OVERREAD_BYTES = SCRATCH // LANES
 """Bytes of a range that is read to pick runs out of it, at most."""
 
@@ -32,13 +37,28 @@ Work = tuple[ReadOp, Region, Region]
 """A bounded part of an operation: the operation, the source bytes, and where they go."""
 
 
+class Origin(Protocol):
+    """Where bytes of files come from: the files themselves, or memory into which a rank has read them for all."""
+
+    def read_into(self, file: int, offset: int, view: memoryview) -> None:
+        """Fill `view` from byte `offset` of a file."""
+        ...
+
+    def gather(self, file: int, source: Region, memory: memoryview, dest: Region, *, mapped: bool) -> None:
+        """Copy strided runs of a file to `dest` of `memory`."""
+        ...
+
+
 class Transfer:
-    """Executes the operations of one rank's plan into its arena, and counts what it moves.
+    """Executes the operations of one rank's plan into its arena, and counts what it moves. `ranks` share the machine.
 
     `held` has, after `run`, the bytes of every mapped file that parameters are views of; they keep the mapping alive.
     """
 
-    def __init__(self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform]) -> None:
+    def __init__(
+        self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform], ranks: int = 1
+    ) -> None:
+        self._ranks = ranks
         self._plan = plan
         self._files = files
         self._arena = arena
@@ -48,9 +68,10 @@ class Transfer:
         self.held: dict[int, Bytes] = {}
         self.counters: Counter[str] = Counter()
         self._counting = Lock()
+        self.concurrent = arena.concurrent
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Map, read and copy everything in file order, then compare tied tensors.
+        """Map, read and copy everything in file order, but for operations `node_once`; then compare tied tensors.
 
         Calls `progress` with the bytes done so far, on the calling thread.
         """
@@ -78,14 +99,17 @@ class Transfer:
 
     def _copied(self) -> Iterator[int]:
         """Execute everything that has to be copied and yield the bytes of each part."""
-        work = [(op, source, dest) for op in self._plan.reads if op.via != "mapped" for source, dest in self._parts(op)]
-        if not self._arena.concurrent or len(work) < 2:
-            yield from (self._execute(self._files, item) for item in work)
-            return
-        yield from in_lanes(self._files, work, self._execute)
+        ops = [op for op in self._plan.reads if op.via not in ("mapped", "node_once")]
+        work = [(op, *part) for op in ops for part in self.parts(op, op.source, op.dest)]
+        ranges = [FileRange(op.file, source.offset, source.end) for op, source, _ in work]
+        lanes = lanes_for(self._files, ranges, self._ranks) if self.concurrent else 1
+        yield from in_lanes(self._files, list(bundles(work, len(work) // (4 * LANES))), self._execute_all, lanes)
 
-    def _parts(self, op: ReadOp) -> Iterator[tuple[Region, Region]]:
-        """Cut an operation so that neither what it reads nor what it transforms at a time is large."""
+    def _execute_all(self, files: FileSet, bundle: Sequence[Work]) -> int:
+        return sum(self.execute(files, item) for item in bundle)
+
+    def parts(self, op: ReadOp, source: Region, dest: Region) -> Iterator[tuple[Region, Region]]:
+        """Cut an operation, or a part of one, so that neither what it reads nor what it transforms at a time is large."""
         limit = COPY_BYTES
         granule = (1, 1)
         if op.transform:
@@ -94,9 +118,10 @@ class Transfer:
                 granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
         if op.via == "overread":
             limit = max(1, min(limit, OVERREAD_BYTES * op.source.nbytes // (op.source.end - op.source.offset)))
-        return chunks(op.source, op.dest, limit, granule)
+        return chunks(source, dest, limit, granule)
 
-    def _execute(self, files: FileSet, item: Work) -> int:
+    def execute(self, files: Origin, item: Work) -> int:
+        """Move a bounded part of an operation from `files` into the arena, and return its bytes of the file."""
         op, source, dest = item
         with self._explained(op):
             if op.transform:
@@ -110,13 +135,12 @@ class Transfer:
     def _explained(self, op: ReadOp) -> Iterator[None]:
         """Say in every error which tensor and file it is about."""
         try:
-            yield
+            with self._files.explained(op.file, op.source.offset):
+                yield
         except LoadmasterError as error:
             raise error.located(tensor=op.tensor) from error
-        except OSError as error:
-            raise self._storage_error(op, error) from error
 
-    def _plain(self, files: FileSet, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
+    def _plain(self, files: Origin, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             if op.via == "direct":
                 files.read_into(op.file, source.offset, memory[dest.offset : dest.end])
@@ -126,7 +150,7 @@ class Transfer:
         return write
 
     def _transformed(
-        self, files: FileSet, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
+        self, files: Origin, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
     ) -> Callable[[memoryview, Region], None]:
         def write(memory: memoryview, dest: Region) -> None:
             scratch = memoryview(bytearray(source.nbytes))
@@ -145,7 +169,7 @@ class Transfer:
         with self._counting:
             self.counters.update(counters)
 
-    def _dense(self, files: FileSet, op: ReadOp, source: Region, scratch: memoryview) -> None:
+    def _dense(self, files: Origin, op: ReadOp, source: Region, scratch: memoryview) -> None:
         """Bring the bytes of `source` together in `scratch`."""
         if op.via == "direct":
             files.read_into(op.file, source.offset, scratch)
@@ -172,11 +196,16 @@ class Transfer:
         self._files.gather(file, source, scratch, tight(source), mapped=True)
         return scratch
 
-    def _storage_error(self, op: ReadOp, error: OSError) -> LoadmasterError:
-        return ResourceError(
-            "LM-STORAGE-READ",
-            "the storage reported an error",
-            where={"file": self._files.name(op.file), "tensor": op.tensor, "offset": op.source.offset},
-            why=str(error),
-            hints=["check the disk or network storage, then load again"],
-        )
+
+def bundles(work: Sequence[Work], most: int) -> Iterator[list[Work]]:
+    """Yield the work in order, in lists of small parts: up to `BUNDLE_BYTES` and, so that all threads get some, `most`."""
+    bundle: list[Work] = []
+    size = 0
+    for item in work:
+        if bundle and (size + item[1].nbytes > BUNDLE_BYTES or len(bundle) >= most):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(item)
+        size += item[1].nbytes
+    if bundle:
+        yield bundle

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from threading import local
 from typing import Final
 
-from loadmaster_engine.load.lanes import in_lanes
+from loadmaster_engine.load.lanes import LANES, in_lanes
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.residency import absent
 from loadmaster_engine.plan.shares import FileRange
@@ -19,9 +19,12 @@ from loadmaster_engine.plan.shares import FileRange
 PIECE: Final = 1 << 20
 """Bytes of one read: large for a disk, small enough that the buffer it is thrown away in stays in the processor's cache."""
 
+DEPTH: Final = 8
+"""Pieces that the ranks of a node have in flight together, at least. With fewer, buffered reads are slower than the disk."""
 
-def warm(files: FileSet, ranges: Iterable[FileRange], progress: Callable[[int], None]) -> int:
-    """Read what is not in memory of `ranges`, several pieces at a time, and return the bytes read.
+
+def warm(files: FileSet, ranges: Iterable[FileRange], progress: Callable[[int], None], ranks: int = 1) -> int:
+    """Read what is not in memory of `ranges`, several pieces at a time, and return the bytes read. `ranks` do this together.
 
     Calls `progress` with the bytes so far. `files` is left as it was.
     """
@@ -34,7 +37,7 @@ def warm(files: FileSet, ranges: Iterable[FileRange], progress: Callable[[int], 
                 stop = min(part.stop, len(mapping))
                 work += [(part.file, *piece) for piece in absent(mapping, min(part.start, stop), stop, PIECE)]
         done = 0
-        for count in in_lanes(own, work, _reader()):
+        for count in in_lanes(own, work, _reader(), max(LANES, DEPTH // ranks)):
             done += count
             progress(done)
         return done

@@ -61,6 +61,8 @@ def copy_regions(
 
 def canonical(region: Region) -> Region:
     """Return the region in the one form that all equal sets of runs share: loops that are tight on their own side merge."""
+    if not region.steps:
+        return region
     run, loops = _collapse([*((count, stride, stride) for count, stride in region.steps), (region.run, 1, 1)])
     return Region(region.offset, run, tuple((count, stride) for count, stride, _ in loops))
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loadmaster_engine.plan.quantizer_results import checked_claim, checked_layouts
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import IntegrityError, PlanError, PluginError
 from loadmaster_hookspecs.findings import Finding
@@ -30,12 +31,16 @@ PACKED = (".qweight", ".weight_packed", ".weight_scale", ".absmax")
 
 
 class Claimed(NamedTuple):
-    """Stored tensors `prefix.*` that a quantizer claims as one matrix, and how they are laid out over its axes."""
+    """Stored tensors `prefix.*` that a quantizer claims as one matrix, and how they are laid out over its axes.
+
+    `general` is the same with fewer assumptions, if there is such a claim.
+    """
 
     prefix: str
     quantizer: str
     claim: Claim
     layouts: tuple[TensorLayout, ...]
+    general: Claimed | None = None
 
 
 class Claims(NamedTuple):
@@ -90,6 +95,8 @@ def claim_matrices(host: PluginHost, index: CheckpointIndex, source: Source, rea
     quantizers = host.quantizers()
     by_weight: dict[str, Claimed] = {}
     tensors = dict(index.tensors)
+    label = next(iter(settings), "") or _said(index.config)
+    contradictions: list[Finding] = []
     for prefix, members in _by_prefix(index.tensors).items():
         if members.keys() <= {"weight", "bias"}:
             continue
@@ -99,9 +106,12 @@ def claim_matrices(host: PluginHost, index: CheckpointIndex, source: Source, rea
         for suffix in claimed.claim.suffixes:
             del tensors[members[suffix].name]
         by_weight[f"{prefix}.weight"] = claimed
+        if label and claimed.quantizer not in (label, *settings):
+            contradictions.append(_other_label(label, claimed.quantizer))
         tensors[f"{prefix}.weight"] = _weight(claimed, members, index)
-    _refuse_unclaimed(index, tensors, by_weight)
-    findings = dict.fromkeys(finding for claimed in by_weight.values() for finding in claimed.claim.findings)
+    _refuse_unclaimed(index, tensors, by_weight, known=bool(settings))
+    remarks = (finding for claimed in by_weight.values() for finding in claimed.claim.findings)
+    findings = dict.fromkeys((*contradictions, *remarks))
     return Claims(by_weight, msgspec.structs.replace(index, tensors=tensors) if by_weight else index, tuple(findings))
 
 
@@ -120,7 +130,7 @@ def _claim(
     claims: dict[str, Claim] = {}
     for name, quantizer in quantizers.items():
         with host.attributed(quantizer, f"claim of quantizer {name} for {stored.name}"):
-            claim = quantizer.claim(stored, settings.get(name))
+            claim = checked_claim(quantizer.claim(stored, settings.get(name)), stored)
         if claim is not None:
             claims[name] = claim
     if not claims:
@@ -137,8 +147,13 @@ def _claim(
         )
     (winner,) = winners
     with host.attributed(quantizers[winner], f"layout of quantizer {winner} for {stored.name}"):
-        layouts = quantizers[winner].layout(claims[winner])
-    return Claimed(stored.name, winner, claims[winner], layouts)
+        return _laid_out(quantizers[winner], claims[winner], stored)
+
+
+def _laid_out(quantizer: Quantizer, claim: Claim, stored: StoredTensors) -> Claimed:
+    layouts = checked_layouts(quantizer.layout(claim), claim, stored)
+    general = None if claim.general is None else _laid_out(quantizer, claim.general, stored)
+    return Claimed(stored.name, quantizer.name, claim, layouts, general)
 
 
 def _weight(claimed: Claimed, members: Mapping[str, TensorMeta], index: CheckpointIndex) -> TensorMeta:
@@ -163,12 +178,34 @@ def _weight(claimed: Claimed, members: Mapping[str, TensorMeta], index: Checkpoi
     )
 
 
-def _refuse_unclaimed(index: CheckpointIndex, left: Mapping[str, TensorMeta], claimed: Mapping[str, Claimed]) -> None:
-    """Raise PlanError where the checkpoint is quantised and nothing, or not everything, was claimed."""
+def _other_label(label: str, quantizer: str) -> Finding:
+    return Finding(
+        level="warning",
+        code="LM-QUANT-LABEL",
+        where="quantization_config",
+        message=f"matrices are stored as {quantizer} stores them, the configuration says {label[:80]}: read as stored",
+        fix="correct quant_method in the configuration",
+    )
+
+
+def _refuse_unclaimed(
+    index: CheckpointIndex, left: Mapping[str, TensorMeta], claimed: Mapping[str, Claimed], *, known: bool
+) -> None:
+    """Raise PlanError where the checkpoint is quantised and nothing, or not everything, was claimed.
+
+    `known` says that a quantizer understood the settings.
+    """
     said = _said(index.config)
     packed: Sequence[str] = [name for name in left if name.endswith(PACKED)]
     if not packed and (claimed or not said):
         return
+    if not packed and known:
+        raise PlanError(
+            "LM-QUANT-UNCLAIMED",
+            f"the configuration says that weights are quantised ({said}), and none is",
+            where={"file": "config.json"},
+            hints=["remove quantization_config from the configuration if the weights are meant to be plain"],
+        )
     raise PlanError(
         "LM-QUANT-UNCLAIMED",
         f"the weights are quantised ({said or 'the configuration does not say how'}) and no active plugin reads them",

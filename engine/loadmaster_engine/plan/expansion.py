@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -83,7 +83,7 @@ def expand(spec: ModelSpec, claims: Claims, index: CheckpointIndex, is_zero: Cal
         modules=modules,
         sources=work.sources,
         ties={name: target for name, target in spec.ties.items() if not {name, target} & work.replaced},
-        ignored=(*spec.ignored, *work.ignored, *_known(claims)),
+        ignored=(*spec.ignored, *work.ignored, *_known({**claims.by_weight, **work.generalised}.values())),
         unexpected=tuple(member for name in stray for member in _members(claims, name)),
     )
     return Expanded(expanded, tuple(work.packings))
@@ -95,11 +95,11 @@ def _members(claims: Claims, name: str) -> Sequence[str]:
     return [name] if claimed is None else [f"{claimed.prefix}.{suffix}" for suffix in claimed.claim.suffixes]
 
 
-def _known(claims: Claims) -> list[Ignored]:
+def _known(claims: Iterable[Claimed]) -> list[Ignored]:
     """Return the claimed tensors that nobody needs any more: what they say is in the claim."""
     return [
         Ignored(name=f"{claimed.prefix}.{suffix}", reason=f"its content is known to {claimed.quantizer} without keeping it")
-        for claimed in claims.by_weight.values()
+        for claimed in claims
         for suffix in claimed.claim.suffixes
         if suffix not in {layout.name for layout in claimed.layouts}
     ]
@@ -118,6 +118,7 @@ class _Expansion:
     packings: list[Packing] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
     ignored: list[Ignored] = field(default_factory=list)
+    generalised: dict[str, Claimed] = field(default_factory=dict)
 
     def module(self, module: ModuleSpec) -> ModuleSpec:
         """Return the module with its quantised tensors in the place of the weights they stand for."""
@@ -133,10 +134,13 @@ class _Expansion:
             if len(claimed) < len(pieces):
                 raise _mixed(name, "some of them are plain")
             placed = [place_piece(piece, self.claims.shown.tensors[piece.tensor], len(tensor.dims)) for piece in pieces]
-            packing = _packing(module, tensor, claimed, _segments(placed, claimed[0]))
+            agreed = _agreed(claimed)
+            if agreed is not claimed:
+                self.generalised |= {piece.tensor: each for piece, each in zip(pieces, agreed, strict=True)}
+            packing = _packing(module, tensor, agreed, placed)
             axes |= self._other_axes(packing)
             tensors += [packing.in_model(layout) for layout in packing.layouts]
-            tensors += self._expand(module, packing, placed, claimed)
+            tensors += self._expand(module, packing, placed, agreed)
             self.packings.append(packing)
         return msgspec.structs.replace(module, tensors=tuple(tensors), axes=axes)
 
@@ -199,7 +203,15 @@ def _segments(placed: Sequence[PlacedPiece], claimed: Claimed) -> tuple[int, ...
     return tuple(sorted(borders)) if len(borders) > MATRIX else ()
 
 
-def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed], segments: tuple[int, ...]) -> Packing:
+def _agreed(claimed: Sequence[Claimed]) -> Sequence[Claimed]:
+    """Return the claims on the matrices of one parameter, the general ones where only those agree."""
+    if all(_kind(each) == _kind(claimed[0]) for each in claimed):
+        return claimed
+    general = [each.general or each for each in claimed]
+    return general if all(_kind(each) == _kind(general[0]) for each in general) else claimed
+
+
+def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed], placed: Sequence[PlacedPiece]) -> Packing:
     """Return what stands for one parameter. Raises PlanError where it cannot, or where its matrices differ in kind."""
     name = parameter_name(module, tensor)
     first = claimed[0]
@@ -212,7 +224,7 @@ def _packing(module: ModuleSpec, tensor: TensorLayout, claimed: Sequence[Claimed
     *lead, out, inner = tensor.dims
     path = module.path if single else name
     prefix = "" if single else f"{tensor.name}."
-    return Packing(path, module.path, prefix, first, tuple(lead), out.axis, inner.axis, segments)
+    return Packing(path, module.path, prefix, first, tuple(lead), out.axis, inner.axis, _segments(placed, first))
 
 
 def _kind(claimed: Claimed) -> tuple[object, ...]:
@@ -222,7 +234,9 @@ def _kind(claimed: Claimed) -> tuple[object, ...]:
 
 def _described(claimed: Claimed) -> str:
     claim = claimed.claim
-    return f"{claimed.quantizer} of {claim.bits} bits in groups of {claim.group_size}, {claim.in_features} columns"
+    params = "".join(f", {name} {value}" for name, value in claim.params.items() if value != "")
+    groups = f"in groups of {claim.group_size}" if claim.group_size else "in groups that do not lie together"
+    return f"{claimed.quantizer} of {claim.bits} bits {groups}, {claim.in_features} columns, decoded as {claim.dtype}{params}"
 
 
 def stored_piece(piece: PlacedPiece, claimed: Claimed, packing: Packing, layout: TensorLayout, index: CheckpointIndex) -> Piece:

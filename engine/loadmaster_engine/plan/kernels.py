@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadmaster_engine.plan.expansion import Packing
+from loadmaster_engine.plan.quantizer_results import checked_kernel_layouts
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import PlanError
 from loadmaster_hookspecs.layout import TensorLayout
@@ -17,6 +18,9 @@ from loadmaster_hookspecs.quantization import MatrixFacts, MatrixKernel, PackedM
 from loadmaster_hookspecs.sharding import Interval, ModulePlacement, Placement
 
 AUTO = "auto"
+
+AT_ONCE = 4
+"""Matrices that are prepared at the same time, at most: what each of them takes up meanwhile is part of the plan."""
 
 CONSTANT_AXES = {"one": 1, "pair": 2}
 """Sizes of the axes that a kernel may give to computed tensors beside those of the matrix."""
@@ -51,11 +55,16 @@ def choose_kernels(
         facts = [facts_of(part, settings.device, dtype) for part in parts]
         kernel = _best(host, candidates, packing, facts)
         with host.attributed(kernel, f"layouts of kernel {kernel.name} for {packing.path}"):
-            layouts = kernel.layouts(packing.layouts, facts[0])
+            layouts = checked_kernel_layouts(kernel.layouts(packing.layouts, facts[0]), packing.layouts, _axes(packing))
         changed[number] = _with_layouts(changed[number], packing, layouts)
         for row, part in zip(packed, parts, strict=True):
             row.append(msgspec.structs.replace(part, kernel=kernel.name))
     return Chosen(tuple(changed), tuple(map(tuple, packed)))
+
+
+def _axes(packing: Packing) -> set[str]:
+    """Return the axes that computed tensors may have."""
+    return {"out", "in", *CONSTANT_AXES, *(dim.axis for layout in packing.layouts for dim in layout.dims)}
 
 
 def _candidates(host: PluginHost, wanted: str) -> Mapping[str, MatrixKernel]:

@@ -58,14 +58,17 @@ def read_ops(
         )
 
 
-def choose_via(source: Region, dest: Region, mode: ReadMode, *, mappable: bool) -> ReadVia:
+def choose_via(source: Region, dest: Region, mode: ReadMode, *, mappable: bool, once: bool = False) -> ReadVia:
     """Return how a copy reads: contiguous ranges directly, everything else out of the shared mapping where there is one.
 
-    Without a mapping the range that covers the runs is read: one long read costs less than thousands of short ones.
+    Without a mapping the range that covers the runs is read: one long read costs less than thousands of short ones. With
+    `once` one rank reads it for all, since its parts belong to several.
     """
     if source.contiguous and dest.contiguous and (mode != "gathered" or not mappable):
         return "direct"
-    return "gathered" if mappable and mode != "overread" else "overread"
+    if once and not source.contiguous:
+        return "node_once"
+    return "gathered" if mappable and mode not in ("overread", "node_once") else "overread"
 
 
 def fill_ops(local: LocalTensor, offset: int) -> Iterator[FillOp]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -12,22 +12,23 @@ from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plan.adapters import Base, Claimed, claim_adapters, plan_adapters, prepare_merge
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
-from loadmaster_engine.plan.claims import claim_matrices
+from loadmaster_engine.plan.claims import MAX_VALUES, claim_matrices
 from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
 from loadmaster_engine.plan.digest import sealed
 from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.exchange import with_shared_scratch
 from loadmaster_engine.plan.expansion import expand
-from loadmaster_engine.plan.kernels import choose_kernels
+from loadmaster_engine.plan.kernels import AT_ONCE, choose_kernels
 from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
 from loadmaster_engine.plan.placements import place_modules
 from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
-from loadmaster_engine.plan.small_files import SmallFiles
 from loadmaster_engine.plan.ties import Ties, resolve_ties
 from loadmaster_engine.plan.views import Mappable, file_view, mappable, wants_views
 from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.models import ModelSpec
@@ -50,7 +51,7 @@ from loadmaster_hookspecs.sources import Source
 _WHOLE = Placement()
 
 SCRATCH = 16 << 20
-"""Bytes of temporary memory that transforms, and ranges from which runs are picked, may take on one rank."""
+"""Bytes of temporary memory that transforms, ranges from which runs are picked, and tiles of codes may take on one rank."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Draft:
     placements: Sequence[Sequence[ModulePlacement]]
     packed: Sequence[tuple[PackedMatrix, ...]]
     mappable: Mappable
+    placed: dict[str, list[PlacedPiece]] = field(default_factory=dict)
+    """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
 def make_plan(
@@ -137,9 +140,9 @@ def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
 
 
 def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:
-    """Return whether all stored bytes of a small tensor are zero."""
+    """Return whether all stored bytes of a tensor are zero. No bias is as large as `MAX_VALUES`: what is, is not read."""
     tensor = index.tensors[name]
-    return not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
+    return tensor.nbytes <= MAX_VALUES and not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
 
 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
@@ -147,7 +150,7 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
     tensors = _local_tensors(draft)
     layouts = [lay_out(row, draft.ties.aliases, _views(draft, row)) for row in zip(*tensors, strict=True)]
     places = [{binding.parameter: binding for binding in layout.bindings} for layout in layouts]
-    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread")
+    gather = draft.mappable.at_all and draft.settings.read_mode not in ("direct", "overread", "node_once")
     reads: list[list[ReadOp]] = [[] for _ in layouts]
     fills: list[list[FillOp]] = [[] for _ in layouts]
     compares: list[list[CompareOp]] = [[] for _ in layouts]
@@ -158,10 +161,10 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
                 compares[rank] += _compare_ops(draft, local)
             continue
         ops = [_reads(draft, local, places[rank][name]) for rank, local in enumerate(locals_)]
-        for rank, marked in enumerate(mark_repeated(ops, gather=gather)):
+        for rank, marked in enumerate(mark_repeated(ops, gather=gather, once=_once(draft))):
             reads[rank] += marked
             fills[rank] += fill_ops(locals_[rank], places[rank][name].offset)
-    return tuple(
+    return with_shared_scratch(
         RankPlan(
             rank=rank,
             bytes=layout.nbytes,
@@ -172,10 +175,28 @@ def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
             modules=tuple(placed for placed in draft.placements[rank] if placed.placement != _WHOLE),
             packed=draft.packed[rank],
             staging=layout.staging,
-            scratch=SCRATCH if any(op.transform or op.via == "overread" for op in reads[rank]) else 0,
+            scratch=_scratch(reads[rank], draft.packed[rank], [row[rank] for row in tensors]),
         )
         for rank, layout in enumerate(layouts)
     )
+
+
+def _once(draft: Draft) -> bool:
+    """Return whether bytes for several ranks are read by one of them: on request, and where there is no mapping to share."""
+    mode = draft.settings.read_mode
+    return draft.settings.tensor_parallel > 1 and (mode == "node_once" or (not draft.mappable.at_all and mode != "overread"))
+
+
+def _scratch(reads: Sequence[ReadOp], packed: Sequence[PackedMatrix], tensors: Sequence[LocalTensor]) -> int:
+    """Return the bound of one rank's temporary memory.
+
+    While kernels prepare matrices, several at once, as much as the tensors that they rewrite or give back may exist a second
+    time, and some tiles. Reading is over by then.
+    """
+    marked = {tensor.name: tensor.nbytes for tensor in tensors if tensor.layout.scratched or tensor.layout.staged}
+    again = max((sum(marked.get(f"{part.path}.{layout.name}", 0) for layout in part.layouts) for part in packed), default=0)
+    again *= min(AT_ONCE, len(packed))
+    return again + SCRATCH if again or any(op.transform or op.via == "overread" for op in reads) else 0
 
 
 def _local_tensors(draft: Draft) -> list[list[LocalTensor]]:
@@ -199,8 +220,10 @@ def _dtype_of(draft: Draft, parameter: str, declared: str) -> str:
 
 
 def _pieces(draft: Draft, parameter: str, ndim: int) -> list[PlacedPiece]:
-    pieces = draft.spec.sources.get(parameter, ())
-    return [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    if parameter not in draft.placed:
+        pieces = draft.spec.sources.get(parameter, ())
+        draft.placed[parameter] = [place_piece(piece, draft.index.tensors[piece.tensor], ndim) for piece in pieces]
+    return draft.placed[parameter]
 
 
 def _check(draft: Draft, parameter: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -229,7 +252,7 @@ def _reads(draft: Draft, local: LocalTensor, place: Binding) -> list[ReadOp]:
     def via(source: Region, dest: Region) -> ReadVia:
         if place.view is not None:
             return "mapped"
-        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all)
+        return choose_via(source, dest, draft.settings.read_mode, mappable=draft.mappable.at_all, once=_once(draft))
 
     ops: list[ReadOp] = []
     for piece in _pieces(draft, local.name, len(local.full_shape)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,23 +19,15 @@ class FileRange(msgspec.Struct, frozen=True, array_like=True):
 
 def shares(plan: LoadPlan) -> list[tuple[FileRange, ...]]:
     """Return, for every rank, the ranges that it brings in: together all that some rank takes out of a mapping, once."""
-    ranges = list(_merged(plan))
-    total = sum(part.stop - part.start for part in ranges)
-    world = len(plan.ranks)
-    return [tuple(_slice(ranges, total * rank // world, total * (rank + 1) // world)) for rank in range(world)]
+    mapped = (op for rank in plan.ranks for op in rank.reads if op.via in ("mapped", "gathered"))
+    return divided(list(merged((op.file, op.source.offset, op.source.end) for op in mapped)), len(plan.ranks))
 
 
-def _merged(plan: LoadPlan) -> Iterator[FileRange]:
-    """Yield the ranges of files that operations out of a mapping cover, merged and in order."""
-    covered = sorted(
-        (op.file, op.source.offset, op.source.end)
-        for rank in plan.ranks
-        for op in rank.reads
-        if op.via in ("mapped", "gathered")
-    )
+def merged(ranges: Iterable[tuple[int, int, int]], *, touching: bool = True) -> Iterator[FileRange]:
+    """Yield (file, start, stop) in order, those that overlap as one; and where `touching`, those that meet too."""
     current: FileRange | None = None
-    for file, start, stop in covered:
-        if current is not None and file == current.file and start <= current.stop:
+    for file, start, stop in sorted(ranges):
+        if current is not None and file == current.file and start < current.stop + touching:
             current = FileRange(file, current.start, max(stop, current.stop))
             continue
         if current is not None:
@@ -43,6 +35,12 @@ def _merged(plan: LoadPlan) -> Iterator[FileRange]:
         current = FileRange(file, start, stop)
     if current is not None:
         yield current
+
+
+def divided(ranges: Sequence[FileRange], ranks: int) -> list[tuple[FileRange, ...]]:
+    """Return the ranges divided among `ranks` ranks: as many bytes each, and each byte once."""
+    total = sum(part.stop - part.start for part in ranges)
+    return [tuple(_slice(ranges, total * rank // ranks, total * (rank + 1) // ranks)) for rank in range(ranks)]
 
 
 def _slice(ranges: Iterable[FileRange], begin: int, end: int) -> Iterator[FileRange]:

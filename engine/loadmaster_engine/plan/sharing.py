@@ -18,24 +18,39 @@ def split_overlaps(ranks: Sequence[LocalTensor]) -> list[LocalTensor]:
     return [local._replace(blocks=tuple(part for block in local.blocks for part in _split(block, cuts))) for local in ranks]
 
 
-def mark_repeated(ranks: Sequence[Sequence[ReadOp]], *, gather: bool) -> list[tuple[ReadOp, ...]]:
+def mark_repeated(ranks: Sequence[Sequence[ReadOp]], *, gather: bool, once: bool = False) -> list[tuple[ReadOp, ...]]:
     """Mark operations whose source bytes an earlier rank reads too.
 
-    With `gather`, those that would be read come out of the shared mapping instead, where the first reader has put them.
+    With `gather`, those that would be read come out of the shared mapping instead, where the first reader has put them. With
+    `once`, all of them, the first one's too, are read by one rank.
     """
     seen: set[tuple[int, Region]] = set()
     marked: list[tuple[ReadOp, ...]] = []
     for ops in ranks:
         row = []
-        for op in ops:
-            key = (op.file, canonical(op.source))
+        keys = [(op.file, canonical(op.source)) for op in ops]
+        for op, key in zip(ops, keys, strict=True):
             if key in seen:
                 via = "gathered" if gather and op.via == "direct" else op.via
                 op = msgspec.structs.replace(op, repeated=True, via=via)
             row.append(op)
-        seen.update((op.file, canonical(op.source)) for op in ops)
+        seen.update(keys)
         marked.append(tuple(row))
-    return marked
+    if not once:
+        return marked
+    repeated = _keys(marked)
+    return [tuple(_shared(op, repeated) for op in row) for row in marked]
+
+
+def _keys(ranks: Sequence[Sequence[ReadOp]]) -> frozenset[tuple[int, Region]]:
+    """Return file and bytes of what several ranks read."""
+    return frozenset((op.file, canonical(op.source)) for ops in ranks for op in ops if op.repeated)
+
+
+def _shared(op: ReadOp, repeated: frozenset[tuple[int, Region]]) -> ReadOp:
+    if op.via == "mapped" or (op.file, canonical(op.source)) not in repeated:
+        return op
+    return msgspec.structs.replace(op, via="node_once")
 
 
 def _cut_points(ranks: Sequence[LocalTensor]) -> list[set[int]]:

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from loadmaster_engine.run.groups import Distributed, Group, Meeting, Solo, Threads
 from loadmaster_engine.run.rendezvous import IN_MEMORY, LOOPBACK, memory_address, open_store
+from loadmaster_engine.run.shared_group import share_memory
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import FileStore, TCPStore
@@ -49,10 +50,12 @@ class MeetingPoint:
             return Solo()
         if method.startswith(THREADS):
             return Threads(self._rank, _meetings[method])
-        if method.startswith((IN_MEMORY, f"tcp://{LOOPBACK}:")):
+        one_machine = method.startswith((IN_MEMORY, f"tcp://{LOOPBACK}:"))
+        if one_machine:
             _stay_on_loopback()
         store = self._store or open_store(method, environ, self._rank, self._world_size)
-        return Distributed(store, self._rank, self._world_size, self._device)
+        group = Distributed(store, self._rank, self._world_size, self._device)
+        return share_memory(group, store) if one_machine and self._device == "cpu" else group
 
 
 def _stay_on_loopback() -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from loadmaster_engine.plan.adapter_source import AdapterRequest
+from loadmaster_engine.plan.exchange import Round, rounds
 from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_engine.run.sampler import Sampling
 from loadmaster_hookspecs.formats import CheckpointIndex
@@ -29,7 +30,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Op `assign`: the plan with this rank's part only, and the device to hold it. Answered with nothing.
 
-    `share` lists what this rank brings into memory of the files that the ranks of the node map.
+    `share` lists what this rank brings into memory of the files that the ranks of the node map; `rounds` has its part of the
+    bytes that one rank reads for all.
     """
 
     plan: LoadPlan
@@ -37,6 +39,19 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     device: str
     share: tuple[FileRange, ...] = ()
+    rounds: tuple[Round, ...] = ()
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `share`: rank 0 makes memory for all ranks and answers with its address; with an address, a rank maps it."""
+
+    address: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """Op `exchange`: read this rank's share of round `number`, and copy out of the round before it. Answered with nothing."""
+
+    number: int
 
 
 class Meet(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +91,10 @@ def assign(plan: LoadPlan) -> list[bytes]:
                 world_size=world,
                 device=device if device == "cpu" else f"{device}:{part.rank}",
                 share=share,
+                rounds=own,
             )
         )
-        for part, share in zip(plan.ranks, shares(plan), strict=True)
+        for part, share, own in zip(plan.ranks, shares(plan), rounds(plan.ranks), strict=True)
     ]
 
 

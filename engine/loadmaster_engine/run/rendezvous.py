@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -73,6 +74,30 @@ def _environment_problems(environ: Mapping[str, str], world_size: int) -> list[s
 def _port_problems(name: str, value: str) -> list[str]:
     valid = value.isdigit() and 0 < int(value) < 1 << 16
     return [] if valid else [f"{name} is {value!r}, not a port number from 1 to 65535"]
+
+
+class MeetingFile:
+    """The file that an init method `file://` names, so that it can be left as it was found; nothing for other methods.
+
+    Make it before ranks meet, in the process that outlives them.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._path = Path(urlsplit(method).path) if method.startswith("file://") else None
+        self._found = self._path is not None and self._path.exists()
+
+    def clear(self) -> None:
+        """Remove the file, or empty it when it was there before. The ranks must have ended. Safe to call twice.
+
+        A file that is gone already, or may no longer be written, is left alone: the model does not depend on it.
+        """
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._found:
+                os.truncate(self._path, 0)
+            else:
+                self._path.unlink()
 
 
 def memory_address() -> str:

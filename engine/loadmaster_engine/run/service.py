@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,8 +16,10 @@ from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
-from loadmaster_engine.run.messages import Assignment, Meet, Prompts, Tokens, decode, encode
+from loadmaster_engine.run.messages import Assignment, Meet, Memory, Prompts, Tokens, Turn, decode, encode
+from loadmaster_engine.run.paged.part import ServingPart
 from loadmaster_engine.run.sampler import Sampler
+from loadmaster_engine.serve.messages import Sleep
 from loadmaster_hookspecs.errors import UsageError, WorkerError
 from loadmaster_hookspecs.events import StageStarted
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
@@ -29,8 +32,9 @@ BUILD_SECONDS = 120.0
 class WorkerService:
     """One rank of one model.
 
-    Ops, in order: assign, reserve, open, join, warm, load, bind, adapt where the plan has adapters, verify; then begin, append,
-    logits.
+    Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, adapt where the plan has adapters, verify;
+    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back,
+    `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -45,12 +49,15 @@ class WorkerService:
         self._adapters: Adapters | None = None
         self._batch: Batch | None = None
         self._sampler: Sampler | None = None
+        self._serving: ServingPart | None = None
         self._ops: dict[str, Callable[[bytes, EventSink], Result]] = {
             "assign": self._assign,
             "open": self._open,
             "join": self._join,
             "reserve": self._reserve,
             "warm": self._warm,
+            "share": self._share,
+            "exchange": self._exchange,
             "load": self._read,
             "bind": self._bind,
             "adapt": self._adapt,
@@ -59,6 +66,11 @@ class WorkerService:
             "append": self._append,
             "end": self._end,
             "logits": self._logits,
+            "probe": lambda body, _: self._served.probe(body),
+            "reserve_kv": lambda body, _: self._served.reserve(body),
+            "step": lambda body, _: self._served.step(body),
+            "sleep": self._sleep,
+            "alive": lambda _body, _emit: Result(),
         }
 
     def handle(self, op: str, body: bytes, emit: EventSink) -> Result:
@@ -102,6 +114,16 @@ class WorkerService:
 
     def _warm(self, body: bytes, emit: EventSink) -> Result:
         self._loading.warm(self._assigned.share)
+        return Result()
+
+    def _share(self, body: bytes, emit: EventSink) -> Result:
+        address = decode(body, Memory).address
+        if bool(address) == (self._rank == 0):
+            return Result()  # rank 0 has it already; the others have no address yet
+        return Result(body=encode(Memory(address=self._loading.share(self._assigned.rounds, address))))
+
+    def _exchange(self, body: bytes, emit: EventSink) -> Result:
+        self._loading.exchange(decode(body, Turn).number)
         return Result()
 
     def _read(self, body: bytes, emit: EventSink) -> Result:
@@ -156,6 +178,16 @@ class WorkerService:
         if self._adapters is not None:
             self._adapters.select(adapter)
 
+    def _sleep(self, body: bytes, emit: EventSink) -> Result:
+        """Give keys and values back, and with weights also the model: it is assigned, loaded and bound again afterwards."""
+        self._serving = None
+        if decode(body, Sleep).weights:
+            self._loading.close()
+            self._load = self._building = self._model = self._batch = self._sampler = self._adapters = None
+        # The model's modules refer to each other, so their memory would otherwise go some time later.
+        gc.collect()
+        return Result()
+
     def _drawn(self, ids: list[int]) -> Result:
         """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""
         return Result(body=encode(Tokens(ids=tuple(ids)))) if self._rank == 0 else Result()
@@ -177,6 +209,12 @@ class WorkerService:
         if self._model is None:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to run before its model was bound")
         return self._model
+
+    @property
+    def _served(self) -> ServingPart:
+        if self._serving is None:
+            self._serving = ServingPart(self._running, self._rank, self._device)
+        return self._serving
 
     @property
     def _device(self) -> str:

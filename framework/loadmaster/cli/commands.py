@@ -24,6 +24,7 @@ OWN: Final[Mapping[str, OwnCommand]] = {
     "inspect": OwnCommand("loadmaster.cli.inspect:inspect", "Show what a checkpoint holds, from headers alone."),
     "plan": OwnCommand("loadmaster.cli.plan:plan", "Show what every rank would read, without reading it."),
     "run": OwnCommand("loadmaster.cli.run:run", "Load a model and let it answer prompts."),
+    "serve": OwnCommand("loadmaster.cli.serve:serve", "Load a model and serve it over HTTP."),
     "plugins": OwnCommand("loadmaster.cli.plugins:plugins", "Show which plugins take part, and why others do not."),
     "env": OwnCommand("loadmaster.cli.env:env", "Show versions and machine, for a bug report."),
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.quantization import Claim, StoredMatrix
@@ -65,8 +67,8 @@ def _judged(evidence: Evidence, settings: GptqSettings | None) -> Claim:
     order = judge_order(evidence, size.columns, groups, said)
     zeros = judge_zeros(evidence, size.bits, scales, said)
     grouped = f"groups of {order.group_size}" if order.group_size else f"{groups} groups in act-order"
-    ids = stored.tensors["g_idx"].dtype if not order.group_size else ""
-    return Claim(
+    ids = stored.tensors["g_idx"].dtype if has_ids(evidence) else ""
+    claim = Claim(
         score=BY_SHAPE if settings is None else LABELLED,
         evidence=f"{shapes_of(evidence)}: {size.bits} bits, {grouped}",
         suffixes=(
@@ -80,9 +82,15 @@ def _judged(evidence: Evidence, settings: GptqSettings | None) -> Claim:
         bits=size.bits,
         group_size=order.group_size,
         dtype=scales.dtype,
-        params={"zeros": zeros.kind, "zeros_tensor": zeros.suffix, "g_idx": ids},
+        params={"zeros": zeros.kind, "zeros_tensor": zeros.suffix, "g_idx": "" if order.group_size else ids},
         findings=(*remarks, *other_bits, *order.findings, *zeros.findings),
     )
+    return replace(claim, general=_in_any_order(claim, ids)) if ids and order.group_size else claim
+
+
+def _in_any_order(claim: Claim, ids: str) -> Claim:
+    """Return the claim as it is with act-order: an expert that saw no text while it was quantised kept its columns in order."""
+    return replace(claim, group_size=0, params={**claim.params, "g_idx": ids})
 
 
 def _is_gptq(evidence: Evidence, *, labelled: bool) -> bool:

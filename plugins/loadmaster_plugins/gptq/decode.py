@@ -34,7 +34,16 @@ def decoded(part: PackedMatrix, tensors: Mapping[str, torch.Tensor]) -> GroupedM
         scales=lambda start, stop: scales[:, start:stop].t(),
         zeros=_zeros(part, tensors),
         grouping=grouping,
+        words=_whole_words(part, tensors["qweight"]),
     )
+
+
+def _whole_words(part: PackedMatrix, qweight: torch.Tensor) -> torch.Tensor | None:
+    """Return the packed codes where they are words of eight codes, none of which is padding or belongs to another rank.
+
+    A cut through a word keeps the whole word, so there are more of them than columns need.
+    """
+    return qweight if part.bits == 4 and qweight.shape == (part.columns / 8, part.rows) else None
 
 
 def _codes(part: PackedMatrix, qweight: torch.Tensor) -> Rows:

@@ -10,21 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 import msgspec
 
+from loadmaster_hookspecs.errors import PlanError
+from loadmaster_plugins.gptq.patterns import LONGEST, LONGEST_NAME, takes_long
 from loadmaster_plugins.grouped.documents import Reader, Statement
-
-LONGEST: Final = 1000
-"""Characters of a pattern."""
-
-MOST_REPEATS: Final = 4
-"""Repetitions in a pattern, one at its end not counted: the time to match grows with this power of a name's length, and both
-come with the file."""
-
-_REPEAT: Final = re.compile(r"(?<!\\)(?:[*+]|\{\d*,\d*\})")
-_REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)(?:[*+]|\{)")
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,15 +44,22 @@ def read_rules(reader: Reader) -> tuple[Rule, ...]:
 
 
 def applying(rules: Sequence[Rule], name: str) -> Rule | None:
-    """Return the rule that holds for a module, if any."""
+    """Return the rule that holds for a module, if any. Raises PlanError LM-GPTQ-SETTINGS for a name too long to be matched."""
+    if rules and len(name) > LONGEST_NAME:
+        raise PlanError(
+            "LM-GPTQ-SETTINGS",
+            "a module's name is too long to look for its rule",
+            where={"setting": "dynamic", "module": name[:80]},
+            why=f"{len(name)} characters, at most {LONGEST_NAME} can be matched in bounded time",
+        )
     return next((rule for rule in rules if _compiled(rule.pattern).match(name)), None)
 
 
 def _rule(reader: Reader, key: str, changes: object) -> Rule:
     skip = key.startswith("-:")
     pattern = (key.removeprefix("-:") if skip else key.removeprefix("+:")).removesuffix(".*")
-    if len(pattern) > LONGEST or len(_REPEAT.findall(pattern)) > MOST_REPEATS or _REPEATED_GROUP.search(pattern):
-        why = f"at most {LONGEST} characters and {MOST_REPEATS} repetitions, none of a group, can be matched in bounded time"
+    if takes_long(pattern):
+        why = f"at most {LONGEST} characters, few alternatives and repetitions, none of a group, can be matched in bounded time"
         raise reader.refusal("dynamic", key, why, "write the rule as several")
     try:
         _compiled(pattern)

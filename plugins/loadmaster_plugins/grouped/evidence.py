@@ -49,11 +49,15 @@ class Evidence(NamedTuple):
         """Raise IntegrityError LM-<area>-SHAPE for a tensor with another number of dimensions; only `g_idx` may be empty."""
         shape = self.stored.tensors[suffix].shape
         if len(shape) != ndim or (ndim > 1 and 0 in shape):
-            raise self.fault("SHAPE", suffix, "a tensor has the wrong shape", f"{list(shape)}, expected {ndim} dimensions")
+            raise self.fault("SHAPE", suffix, "a tensor has the wrong shape", f"{list(shape)}, expected {_dimensions(ndim)}")
 
     def fault(self, kind: str, suffix: str, summary: str, why: str) -> IntegrityError:
         """Return an error about one tensor."""
         return IntegrityError(f"LM-{self.area}-{kind}", summary, where={"tensor": f"{self.stored.name}.{suffix}"}, why=why)
+
+
+def _dimensions(ndim: int) -> str:
+    return "1 dimension" if ndim == 1 else f"{ndim} dimensions, none of them empty"
 
 
 def shapes_of(evidence: Evidence) -> str:

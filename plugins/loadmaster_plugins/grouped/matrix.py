@@ -22,7 +22,7 @@ class GroupedMatrix:
 
     `codes` gives uint8 [rows, columns], `scales` float [rows, stored groups], `zeros` the zero points in a type that converts
     to the scales' exactly, [rows, stored groups]. All are about what the rank owns: `rows` x `columns` of `shape`, the rest of
-    which is padding and decodes to zeros.
+    which is padding and decodes to zeros. `words` is as in `Affine`, for matrices that lie so.
     """
 
     shape: tuple[int, int]
@@ -33,6 +33,7 @@ class GroupedMatrix:
     scales: Rows
     zeros: Rows
     grouping: Grouping
+    words: torch.Tensor | None = None
 
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` in the scales' type.
@@ -60,7 +61,7 @@ class GroupedMatrix:
         scales = self.grouping.gather(self.scales(0, self.rows))
         zeros = self.grouping.gather(self.zeros(0, self.rows)).to(scales.dtype)
         scales, zeros = (padded(values, self.shape[0], groups).t() for values in (scales, zeros))
-        return Affine(self.bits, size, self._padded_codes, scales, zeros)
+        return Affine(self.bits, size, self._padded_codes, scales, zeros, self.words)
 
     def _padded_codes(self, start: int, stop: int) -> torch.Tensor:
         codes = self.codes(min(start, self.rows), min(stop, self.rows))

@@ -10,6 +10,8 @@ import msgspec
 from loadmaster_hookspecs.errors import PlanError
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_hookspecs.quantization import Affine, Matrix, MatrixFacts, Suitability
+from loadmaster_plugins.kernels.int4_layout import BlockOrder
+from loadmaster_plugins.kernels.int4_rearrange import rearrange
 from loadmaster_plugins.kernels.tiles import tiles
 
 if TYPE_CHECKING:
@@ -74,16 +76,18 @@ class TorchInt4:
         """
         from loadmaster_plugins.kernels.int4_cpu import cpu_product
         from loadmaster_plugins.kernels.int4_cuda import cuda_product, pack_cuda
-        from loadmaster_plugins.kernels.int4_layout import pack
+        from loadmaster_plugins.kernels.int4_layout import machine_order, pack
 
         affine = matrix.affine()
         memory = _packed_memory(tensors, matrix.shape)
         if affine is None or memory is None:
             raise _unfit(facts, "no codes with a scale and a zero per group" if affine is None else "too few packed bytes")
+        if affine.group_size != facts.group_size:
+            raise _unfit(facts, f"its codes are in groups of {affine.group_size}")
         scales_and_zeros = tensors[SCALES_AND_ZEROS]
         fill_scales_and_zeros(scales_and_zeros, affine)
         on_cuda = facts.device == "cuda"
-        repack(memory, affine, pack_cuda if on_cuda else pack)
+        repack(memory, affine, pack_cuda if on_cuda else pack, None if on_cuda else machine_order())
         return (cuda_product if on_cuda else cpu_product)(memory, scales_and_zeros, affine.group_size)
 
 
@@ -94,14 +98,20 @@ def fill_scales_and_zeros(dest: torch.Tensor, affine: Affine) -> None:
     dest[..., 1] = (8 - affine.zeros.float()) * scales
 
 
-def repack(memory: torch.Tensor, affine: Affine, pack: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace the codes in `memory`, uint8 [rows, columns / 2], by the same in torch's order. `pack` packs a tile of rows."""
+def repack(
+    memory: torch.Tensor, affine: Affine, pack: Callable[[torch.Tensor], torch.Tensor], order: BlockOrder | None = None
+) -> None:
+    """Replace the codes in `memory`, uint8 [rows, columns / 2], by the same in torch's order. `pack` packs a tile of rows.
+
+    With an `order` whole blocks of it are rearranged without unpacking, where the matrix offers words.
+    """
     import torch
 
     packed = torch.empty_like(memory)
     rows, half = memory.shape
-    for start, stop in tiles(rows, half * 2):
-        packed[start:stop] = pack(affine.codes(start, stop))
+    begin = rearrange(affine.words, packed, order) if affine.words is not None and order is not None else 0
+    for start, stop in tiles(rows - begin, half * 2):
+        packed[begin + start : begin + stop] = pack(affine.codes(begin + start, begin + stop))
     memory.copy_(packed)
 
 

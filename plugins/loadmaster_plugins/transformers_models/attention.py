@@ -19,7 +19,7 @@ ATTENTION_WITH_NUMBERS: Final = "loadmaster_float_mask"
 KV_INDEX: Final = "loadmaster_kv_index"
 """Attribute of an attention module: the local key-value head of each local query head, where the ratio is not uniform."""
 
-_HARMLESS: Final = frozenset(
+HARMLESS: Final = frozenset(
     {
         "cu_seq_lens_k",
         "cu_seq_lens_q",
@@ -76,7 +76,7 @@ def attention(
     `position_bias` is added to the scores. `indices` and `block_indices` select the keys, or blocks of keys, of every token.
     Any other input that might change the result raises NotImplementedError instead of being left out.
     """
-    unknown = [name for name, given in kwargs.items() if given is not None and name not in _HARMLESS]
+    unknown = [name for name, given in kwargs.items() if given is not None and name not in HARMLESS]
     if unknown:
         raise NotImplementedError(f"attention input {unknown[0]} of {type(module).__name__} is not supported")
     if indices is not None:

@@ -19,6 +19,7 @@ COMMON: Final = (
     "transformers.conversion_mapping",
     "transformers.core_model_loading",
     "loadmaster_plugins.transformers_models.build",
+    "loadmaster_plugins.transformers_models.describe",
 )
 
 

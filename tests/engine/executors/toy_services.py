@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -178,6 +179,10 @@ class Toy:
 
     def do_environment(self, names: list[str]) -> object:
         return {name: os.environ.get(name) for name in names}
+
+    def do_collector(self, _: object) -> object:
+        """Whether garbage is collected, and whether most of what the fork server imported is exempt from it."""
+        return [gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects())]
 
     def do_signals(self, _: object) -> object:
         """The signals that are ignored, blocked and caught, as the kernel sees them."""

@@ -12,12 +12,13 @@ import pytest
 
 from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost
+from loadmaster_engine.load import warming
 from loadmaster_engine.load.arena import HostArena
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import OVERREAD_BYTES, Transfer
 from loadmaster_engine.load.warming import warm
 from loadmaster_engine.plan import make_plan
-from loadmaster_engine.plan.shares import shares
+from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_hookspecs.formats import FileRef
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings
 from loadmaster_hookspecs.sources import RangeReader, Source
@@ -151,7 +152,7 @@ def test_a_covering_range_is_bounded(folder: Path) -> None:
     strided = tuple(op for op in plan.ranks[0].reads if op.via == "overread")
     assert strided
     for op in strided:
-        for source, _ in Transfer(plan.ranks[0], files, HostArena(0), host.transform)._parts(op):
+        for source, _ in Transfer(plan.ranks[0], files, HostArena(0), host.transform).parts(op, op.source, op.dest):
             assert source.end - source.offset <= OVERREAD_BYTES
     assert plan.ranks[0].scratch >= OVERREAD_BYTES
     files.close()
@@ -172,6 +173,24 @@ def test_shares_cover_what_is_mapped_exactly_once(folder: Path, ranks: int, mode
     sizes = [sum(part.stop - part.start for part in share) for share in shares(plan)]
     assert max(sizes) - min(sizes) <= 1
     assert not any(shares(planned(folder, tensor_parallel=1, read_mode="direct")[1]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_node_has_eight_cold_pieces_in_flight(folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    host, plan = planned(folder, read_mode="mapped")
+    files = FileSet(plan, host.open_source(plan.source), host.format(plan.format))
+    cold = [(start << 20, start + 1 << 20) for start in range(40)]
+    monkeypatch.setattr(warming, "absent", lambda mapping, start, stop, piece: cold)
+    meeting = threading.Barrier(max(4, 8 // ranks), timeout=10)  # breaks unless that many are at work together
+    plain = FileSet.read_into
+
+    def read_into(self: FileSet, file: int, offset: int, view: memoryview) -> None:
+        meeting.wait()
+        plain(self, file, offset, view)
+
+    monkeypatch.setattr(FileSet, "read_into", read_into)
+    assert warm(files, [FileRange(0, 0, 40 << 20)], lambda done: None, ranks) == 40 << 20
+    files.close()
 
 
 def test_only_what_is_not_in_memory_is_warmed(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from loadmaster.host import PluginHost
 from loadmaster_engine.load.arena import Arena, DeviceArena, HostArena
 from loadmaster_engine.load.mapped import tensor_view
 from loadmaster_engine.load.reading import FileSet
-from loadmaster_engine.load.transfer import Transfer
+from loadmaster_engine.load.transfer import BUNDLE_BYTES, Transfer, bundles
 from loadmaster_engine.plan import make_plan
-from loadmaster_hookspecs.plan import Binding, LoadPlan, PlanSettings
+from loadmaster_hookspecs.plan import Binding, LoadPlan, PlanSettings, ReadOp, Region
 from tiny_models import make_model, save_model
 
 
@@ -177,3 +177,13 @@ def test_a_load_that_fails_leaves_no_file_open(folder: Path, monkeypatch: pytest
             load()
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_parts_are_handed_over_together_and_large_ones_alone() -> None:
+    op = ReadOp(tensor="t", parameter="p", file=0, source=Region(0, 1), dest=Region(0, 1), via="direct")
+    sizes = [1, 2, BUNDLE_BYTES - 3, 1, BUNDLE_BYTES, 2 * BUNDLE_BYTES, 5, 5, 5, 5]
+    work = [(op, Region(0, size), Region(0, size)) for size in sizes]
+    grouped = [[source.nbytes for _, source, _ in bundle] for bundle in bundles(work, 3)]
+    assert grouped == [[1, 2, BUNDLE_BYTES - 3], [1], [BUNDLE_BYTES], [2 * BUNDLE_BYTES], [5, 5, 5], [5]]
+    assert [len(bundle) for bundle in bundles(work, 0)] == [1] * len(work)
+    assert list(bundles([], 4)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.executors.process_watch import open_files
-from loadmaster_engine.run.rendezvous import check_init_method, memory_address, open_store
+from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method, memory_address, open_store
 from loadmaster_hookspecs import UsageError
 
 
@@ -63,3 +63,26 @@ def test_a_file_of_an_earlier_meeting_is_refused(tmp_path: Path) -> None:
     for address in (store, tmp_path):
         with pytest.raises(UsageError, match="exists already"):
             check_init_method(f"file://{address}", {}, 2)
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_the_file_of_a_meeting_is_left_as_it_was_found(tmp_path: Path, found: bool) -> None:
+    path = tmp_path / "store"
+    method = f"file://{path}"
+    if found:
+        path.touch()
+    for _ in range(2):
+        file = MeetingFile(method)
+        check_init_method(method, {}, 2)
+        open_store(method, {}, 0, 2).set("who", "one")
+        assert path.stat().st_size
+        for _ in range(2):
+            file.clear()
+            assert path.exists() == found
+            assert not found or path.stat().st_size == 0
+
+
+def test_other_methods_have_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for method in ("auto", "env://", "tcp://127.0.0.1:29400", f"file://{tmp_path}/never-made"):
+        MeetingFile(method).clear()

@@ -16,6 +16,12 @@ SURFACE = {
         ["model", "prompts"],
         PLANNING | {"--executor", "--max-tokens", "--temperature", "--seed", "--chat", "--use", "--report"},
     ),
+    "serve": (
+        ["model"],
+        (PLANNING - {"--json"})
+        | {"--executor", "--kv-bytes", "--max-model-len", "--host", "--port", "--api-key", "--served-model-name"}
+        | {"--max-running", "--max-batch-tokens", "--prefix-cache", "--drain-seconds"},
+    ),
     "env": ([], {"--json"}),
     "plugins list": ([], {"--json"}),
     "plugins show": (["name"], {"--json"}),

@@ -18,7 +18,7 @@ class MultiprocessFactory:
     separate_processes = True
 
     def create(self, *, preload: Sequence[str], on_event: EventSink) -> Executor:
-        """Make an executor. Its fork server starts, and imports the `preload` modules, with the first worker."""
+        """Make an executor. Its fork server starts, and imports the `preload` modules, with `prepare` or the first worker."""
         return GroupExecutor(self.name, ForkServerWorkplace(preload, on_event), on_event)
 
 
@@ -31,12 +31,19 @@ class ForkServerWorkplace:
         self._server: Server | None = None
         self._kill: weakref.finalize[[], ForkServerWorkplace] | None = None
 
+    def prepare(self) -> None:
+        """Start the fork server, which imports the preload modules by itself."""
+        self._running()
+
     def group(self, specs: Sequence[WorkerSpec]) -> RankGroup:
         """Return a crew of one worker per spec, not yet started."""
+        return Crew(self._running(), specs, self._on_event)
+
+    def _running(self) -> Server:
         if self._server is None or self._server.ended:
             self._server = Server(self._preload)
             self._kill = weakref.finalize(self, self._server.kill)
-        return Crew(self._server, specs, self._on_event)
+        return self._server
 
     def close(self) -> None:
         """Kill the fork server and all that runs in its session."""

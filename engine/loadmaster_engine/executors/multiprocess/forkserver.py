@@ -45,6 +45,7 @@ def main(control: int, liveness: int, host: int) -> None:
     die_with_pipe(liveness)
     if os.getppid() != host:
         return  # the host ended before the pipe was armed
+    gc.disable()  # for good: see `_import`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a host that ignores it hands that down, and exit codes would be lost
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -86,8 +87,9 @@ class _ForkServer:
             except BaseException as error:  # boundary: the host raises it # noqa: BLE001
                 self._notify(Unready(module, report_of(error)))
                 return False
-        gc.collect()
-        gc.freeze()  # what is here now stays: a worker's collector must not touch, and so copy, the shared pages
+        # What is here now stays: a worker's collector must not touch, and so copy, the shared pages. Nothing is collected
+        # first, because that leaves holes which workers would fill, and copy, as well; and it would find some megabytes only.
+        gc.freeze()
         self._notify(Importing(""))
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -58,6 +59,7 @@ def run_worker(spec: WorkerSpec, channel: int, dump: int, parent: int, forget: C
 
 
 def _become_worker(spec: WorkerSpec, dump: int, parent: int) -> None:
+    gc.enable()  # the fork server has it off
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)

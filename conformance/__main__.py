@@ -1,0 +1,7 @@
+"""`python -m conformance`."""
+
+import sys
+
+from conformance.main import main
+
+sys.exit(main())

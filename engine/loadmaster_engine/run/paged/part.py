@@ -1,0 +1,88 @@
+"""One rank's part in serving: the probe, the reservation for keys and values, and the steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadmaster_engine.run.messages import decode, encode
+from loadmaster_engine.run.paged.arena import KvArena
+from loadmaster_engine.run.paged.attention import StepCache
+from loadmaster_engine.run.paged.layout import PackedStep
+from loadmaster_engine.run.paged.peak import Peak
+from loadmaster_engine.run.paged.sampling import draw
+from loadmaster_engine.run.paged.wide import widen
+from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Step
+from loadmaster_hookspecs.dtypes import TORCH_NAMES
+from loadmaster_hookspecs.errors import PlanError, WorkerError
+from loadmaster_hookspecs.executors import Result
+from loadmaster_hookspecs.kv import KvLayout, PagedModel
+from loadmaster_hookspecs.models import CausalModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ServingPart:
+    """Owns the keys and values of one rank.
+
+    Raises PlanError LM-SERVE-MODEL for a model whose family has no attention over blocks.
+    """
+
+    def __init__(self, model: CausalModel, rank: int, device: str) -> None:
+        if not isinstance(model, PagedModel):
+            raise PlanError(
+                "LM-SERVE-MODEL",
+                f"{type(model).__name__} cannot be served",
+                why="its model family has no attention over blocks of keys and values",
+                hints=["Engine.generate runs it, one batch at a time"],
+            )
+        if device == "cpu":
+            widen(model.module)
+        self._model: PagedModel = model
+        self._rank = rank
+        self._device = device
+        self._layout: KvLayout | None = None
+        self._arena: KvArena | None = None
+
+    def probe(self, body: bytes) -> Result:
+        """Answer Probe with Probed."""
+        import torch
+
+        with torch.inference_mode():
+            self._model.kv_layout(1)  # what libraries take when they are first used is not the step's
+        with torch.inference_mode(), Peak(self._device) as peak:
+            self._layout = self._model.kv_layout(decode(body, Probe).tokens)
+        free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
+        return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free)))
+
+    def reserve(self, body: bytes) -> Result:
+        """Answer ReserveKv. An earlier reservation is given back first."""
+        asked = decode(body, ReserveKv)
+        if self._layout is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked for keys and values before it was probed")
+        self._arena = None
+        self._arena = KvArena(self._layout, asked.blocks, asked.block_size, self._device, self._rank)
+        return Result()
+
+    def step(self, body: bytes) -> Result:
+        """Answer Step with Drawn on rank 0: the other ranks have computed their part and draw nothing."""
+        asked = decode(body, Step)
+        logits, packed = self._run(asked)
+        if self._rank:
+            return Result()
+        rows = [asked.rows[packed.order[index]] for index in packed.drawing]
+        drawn = draw(logits, [row.sampling for row in rows if row.sampling is not None]) if rows else ()
+        places = [packed.order[index] for index in packed.drawing]
+        return Result(body=encode(Drawn(tuple(token for _, token in sorted(zip(places, drawn, strict=True))))))
+
+    def _run(self, asked: Step) -> tuple[torch.Tensor, PackedStep]:
+        import torch
+
+        if self._arena is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked for a step before it had room for keys and values")
+        with torch.inference_mode():
+            for source, target in asked.copies:
+                self._arena.copy(source, target)
+            dtype = getattr(torch, TORCH_NAMES[self._arena.layout.dtype])
+            packed = PackedStep(asked.rows, self._arena.block_size, dtype, self._device)
+            return self._model.step(packed.tokens, packed.positions, packed.last, StepCache(self._arena, packed)), packed

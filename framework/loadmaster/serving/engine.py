@@ -1,0 +1,205 @@
+"""The serving engine: many requests at once over one loaded model, from an event loop that it never blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Self
+
+from loadmaster.completion import as_token_ids, check_prompts
+from loadmaster.serving.answer import Answer
+from loadmaster.serving.loop import StepLoop
+from loadmaster.serving.model import ServedModel
+from loadmaster.serving.params import check_params, wish_for
+from loadmaster.serving.settings import EngineSettings
+from loadmaster.serving.stream import Stream
+from loadmaster.serving.types import Delta, EngineStats, SamplingParams
+from loadmaster_engine.serve.scheduler import Limits, Scheduler
+from loadmaster_engine.serve.sequence import Sequence as Running
+from loadmaster_hookspecs.errors import ResourceError, UsageError, WorkerError
+from loadmaster_hookspecs.models import Tokenizer
+
+CLOSE_SECONDS: Final = 30.0
+"""Seconds that closing waits for the running step before the workers are ended in the middle of it."""
+
+POLL_SECONDS: Final = 0.02
+
+
+class AsyncEngine:
+    """A loaded model that serves many requests at once (`loadmaster.serving.types.ServingEngine`).
+
+    Args:
+        path: a folder or a single file.
+        settings: how to serve; see `EngineSettings`.
+        options: everything that `loadmaster.Engine` takes: `tensor_parallel`, `executor`, `dtype`, `device`, ...
+
+    The constructor loads the model and returns when it is ready; from an event loop use `await AsyncEngine.open(...)`. It
+    raises what `loadmaster.Engine` raises, PlanError LM-SERVE-MODEL for models that cannot be served, and ResourceError when
+    keys and values do not fit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, settings: EngineSettings | None = None, **options: Any) -> None:
+        self.settings = settings or EngineSettings()
+        self._model = ServedModel(path, self.settings, **options)
+        self._kv = self._model.kv
+        limits = Limits(
+            block_size=self.settings.block_size,
+            batch_tokens=self.settings.max_batch_tokens,
+            running=self.settings.max_running,
+            prefix_cache=self.settings.prefix_cache,
+        )
+        self._deliveries = _Deliveries()
+        self._loop = StepLoop(Scheduler(self._kv.blocks, limits), self._model.step, self._deliveries.flush)
+        self._numbers = itertools.count()
+        self._stage = "serve"
+        self._tokenizer = self._model.tokenizer_or_none()
+        self._loop.start()
+
+    @classmethod
+    async def open(cls, path: str | os.PathLike[str], *, settings: EngineSettings | None = None, **options: Any) -> Self:
+        """Load a model without blocking the event loop."""
+        return await asyncio.to_thread(functools.partial(cls, path, settings=settings, **options))
+
+    @property
+    def model(self) -> ServedModel:
+        """The loaded model with its plan, report and notices. It cannot compute while the engine is asleep."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises UsageError when none lies beside the weights."""
+        return self._model.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context in tokens, prompt and answer together."""
+        return self._kv.max_model_len
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
+        """Queue a request and return the stream of its deltas. Call it on an event loop.
+
+        Raises UsageError for a prompt or parameters that cannot be, ResourceError while draining, and WorkerError after a
+        worker has failed.
+        """
+        ids = as_token_ids(prompt)
+        check_params(params)
+        check_prompts([ids], self._model.plan.data.outline)
+        self._check(ids, params, adapter)
+        wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids, adapter)
+        sequence = Running(next(self._numbers), ids, wish, self.settings.block_size)
+        stream = Stream(functools.partial(self._loop.cancel, sequence.number))
+        answer = Answer(sequence, params, self._tokenizer, functools.partial(self._deliveries.add, stream.loop, stream.put))
+        self._loop.submit(answer)
+        return stream
+
+    def stats(self) -> EngineStats:
+        """Return how the engine is doing. Never waits."""
+        loop, counters, scheduler = self._loop, self._loop.counters, self._loop.scheduler
+        return EngineStats(
+            stage="failed" if loop.error else "asleep" if loop.asleep else self._stage,
+            alive=loop.alive,
+            last_step_age=time.monotonic() - loop.last_step,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            requests_done=counters.done,
+            requests_failed=counters.failed,
+            requests_cancelled=counters.cancelled,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            cached_tokens=counters.cached_tokens,
+            preemptions=scheduler.preemptions,
+            kv_blocks_used=scheduler.pool.used,
+            kv_blocks_total=scheduler.pool.total,
+            first_token_seconds=counters.take_first_token_seconds(),
+        )
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give memory back between two steps: that of keys and values (1), or that of the weights too (2).
+
+        Requests that run or come stay, and go on after `wake`; what was computed for them is computed again. Sleeping deeper
+        while asleep is possible.
+        """
+        if level not in (1, 2):
+            raise UsageError(
+                "LM-USAGE-SLEEP", f"there is no sleep of level {level!r}", hints=["1: keys and values, 2: weights too"]
+            )
+        await asyncio.wrap_future(self._loop.between_steps(functools.partial(self._fall_asleep, level)))
+
+    async def wake(self) -> None:
+        """Take the memory back, by the same plan, and go on. Does nothing while awake.
+
+        Raises ResourceError LM-MEMORY-FIT, and stays asleep, when others have taken the memory meanwhile.
+        """
+        await asyncio.wrap_future(self._loop.between_steps(self._wake_up))
+
+    async def drain(self, timeout: float) -> bool:
+        """Accept nothing new and wait for what runs, at most `timeout` seconds; return whether everything ended by itself."""
+        self._stage = "drain"
+        deadline = time.monotonic() + timeout
+        while not self._loop.idle and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        return self._loop.idle
+
+    async def close(self) -> None:
+        """Cancel what runs and stop the workers. Safe to call twice."""
+        self._stage = "closed"
+        await asyncio.to_thread(self._loop.stop, CLOSE_SECONDS)
+        await asyncio.to_thread(self._model.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _fall_asleep(self, level: int) -> None:
+        self._loop.scheduler.lose_blocks()
+        self._loop.asleep = True
+        self._model.sleep(weights=level == 2)
+
+    def _wake_up(self) -> None:
+        if self._loop.asleep:
+            self._model.wake()
+            self._loop.asleep = False
+
+    def _check(self, ids: Sequence[int], params: SamplingParams, adapter: str) -> None:
+        if adapter:
+            raise UsageError("LM-USAGE-ADAPTER", f"there is no adapter {adapter!r}")
+        if len(ids) >= self.max_model_len:
+            why = f"{len(ids)} tokens and one of an answer, contexts have {self.max_model_len} at most"
+            raise UsageError("LM-USAGE-PROMPT", "the prompt is longer than the engine allows", why=why)
+        if params.stop and self._tokenizer is None:
+            raise UsageError("LM-USAGE-SAMPLING", "stop texts need a tokenizer", hints=["use stop_ids"])
+        if self._loop.error:
+            raise WorkerError("LM-ENGINE-FAILED", "the engine has failed and takes no more requests", why=self._loop.error)
+        if self._stage != "serve":
+            raise ResourceError("LM-ENGINE-DRAINING", "the engine takes no more requests", where={"stage": self._stage})
+
+
+class _Deliveries:
+    """Collects what one step has to tell and hands it to the event loops, one call each. Used by the thread that steps."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[Any, Delta]]] = defaultdict(list)
+
+    def add(self, loop: asyncio.AbstractEventLoop, put: Any, delta: Delta) -> None:
+        """Note a delta for `put` on `loop`."""
+        self._waiting[loop].append((put, delta))
+
+    def flush(self) -> None:
+        """Hand over what was noted. On a loop that is closed nobody waits."""
+        waiting, self._waiting = self._waiting, defaultdict(list)
+        for loop, items in waiting.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_deliver, items)
+
+
+def _deliver(items: Sequence[tuple[Any, Delta]]) -> None:
+    for put, delta in items:
+        put(delta)

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server over a `ServingEngine`. Needs the extra `loadmaster[serve]`."""

@@ -1,0 +1,105 @@
+"""A loaded model with a reservation for keys and values."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from loadmaster import memory
+from loadmaster.bringup import bring_up
+from loadmaster.engine import STEP_TIMEOUT, Engine
+from loadmaster.serving.budget import KvPlan, check_plan, plan_kv
+from loadmaster.serving.settings import EngineSettings
+from loadmaster_engine.run.messages import decode, encode
+from loadmaster_engine.serve.messages import Probe, Probed, ReserveKv, Sleep
+from loadmaster_hookspecs.errors import ResourceError, UsageError
+from loadmaster_hookspecs.events import HOST_RANK, Notice
+from loadmaster_hookspecs.models import Tokenizer
+from loadmaster_hookspecs.plan import LoadPlan
+
+PROBE_TIMEOUT: Final = 600.0
+"""Seconds that the probe, a step of the largest batch, may take."""
+
+
+class ServedModel(Engine):
+    """An engine whose ranks answer steps of many requests.
+
+    After the load one step of the largest batch finds out what attention keeps per token and what the step takes for a while;
+    what is left of the memory becomes blocks. `kv` says how many.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, **options: Any) -> None:
+        self._settings = settings
+        self._forgot_weights = False
+        super().__init__(path, **options)
+        try:
+            self.kv = self._reserve_kv()
+        except BaseException:  # boundary: whatever interrupts the reservation, the workers must not outlive it
+            self.close()
+            raise
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer, as the model's files say."""
+        return self._defaults.stop
+
+    def step(self, op: str, body: bytes) -> bytes:
+        """Send one call to all ranks and return the answer of rank 0. Takes turns with `generate` and `logits`."""
+        with self._turn():
+            return self._step(op, body)
+
+    def tokenizer_or_none(self) -> Tokenizer | None:
+        """Return the tokenizer, or None for a model that has none: it is served with token ids."""
+        try:
+            return self.tokenizer
+        except UsageError:
+            return None
+
+    def sleep(self, *, weights: bool) -> None:
+        """Give back the memory of keys and values, and with `weights` that of the model."""
+        with self._turn():
+            self._executor.call("sleep", encode(Sleep(weights=weights)), timeout=STEP_TIMEOUT)
+        self._forgot_weights = weights or self._forgot_weights
+
+    def wake(self) -> None:
+        """Take the memory back. Weights are loaded by the same plan, so results are the same bits as before.
+
+        Raises ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
+        """
+        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in self.plan.data.ranks) if self._forgot_weights else 0
+        available = memory.available_memory()
+        if self.plan.data.settings.device == "cpu" and weights + self.kv.nbytes > available:
+            raise ResourceError(
+                "LM-MEMORY-FIT",
+                f"the memory that was given back is no longer there: {available / 1e9:.3f} GB available",
+                why=f"weights {weights / 1e9:.3f} GB + keys and values {self.kv.nbytes / 1e9:.3f} GB",
+                hints=["free memory and wake again"],
+            )
+        with self._turn():
+            if self._forgot_weights:
+                bring_up(self._executor, self._record, self.plan.data, self._method, self._timeline, again=True)
+                self._forgot_weights = False
+            self._probe()
+            self._reserve(self.kv)
+
+    def _check_memory(self, plan: LoadPlan, available: int) -> None:
+        super()._check_memory(plan, available)
+        if plan.settings.device == "cpu":
+            check_plan(plan, self._settings, available)
+
+    def _reserve_kv(self) -> KvPlan:
+        planned = plan_kv(self.plan.data, self._probe(), self._settings, memory.available_memory())
+        for text in planned.notices:
+            self._observe(Notice(rank=HOST_RANK, text=text))
+        self._reserve(planned)
+        return planned
+
+    def _probe(self) -> list[Probed]:
+        positions = self.plan.data.outline.max_positions or self._settings.max_batch_tokens
+        tokens = min(self._settings.max_batch_tokens, positions)
+        results = self._executor.call("probe", encode(Probe(tokens=tokens)), timeout=PROBE_TIMEOUT)
+        return [decode(result.body, Probed) for result in results]
+
+    def _reserve(self, planned: KvPlan) -> None:
+        body = encode(ReserveKv(blocks=planned.blocks, block_size=self._settings.block_size))
+        self._executor.call("reserve_kv", body, timeout=STEP_TIMEOUT)

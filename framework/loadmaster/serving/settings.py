@@ -1,0 +1,64 @@
+"""What a user can set about serving. Unknown names and absurd values are errors that say what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from loadmaster_hookspecs.errors import UsageError
+
+Auto = Literal["auto"]
+
+SMALLEST: Final = {"kv_bytes": 1, "max_model_len": 2, "block_size": 1, "max_batch_tokens": 1, "max_running": 1}
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine serves.
+
+    `kv_bytes` is the memory for keys and values in bytes, over all ranks together; auto takes what is left, but no more than
+    `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
+    together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
+    tokens. A step computes `max_batch_tokens` new tokens of `max_running` requests at most, so longer prompts are computed in
+    pieces. `prefix_cache` lets requests use what others with the same beginning have computed.
+    """
+
+    kv_bytes: int | Auto = "auto"
+    max_model_len: int | Auto = "auto"
+    block_size: int = 16
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name, smallest in SMALLEST.items():
+            value = getattr(self, name)
+            automatic = name in ("kv_bytes", "max_model_len") and value == "auto"
+            if not automatic and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
+                raise UsageError(
+                    "LM-USAGE-SETTING",
+                    f"{name} {value!r} is out of range",
+                    where={"setting": name},
+                    hints=[f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)) else "")],
+                )
+
+
+def settings_from(values: Mapping[str, Any]) -> EngineSettings:
+    """Return settings from names and values. Raises UsageError LM-USAGE-SETTING with the nearest name for an unknown one."""
+    known = EngineSettings.__struct_fields__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                "LM-USAGE-SETTING",
+                f"there is no setting {name!r}",
+                where={"setting": name},
+                hints=[f"did you mean {near[0]}?"] if near else [f"settings: {', '.join(known)}"],
+            )
+    return EngineSettings(**values)
+
+
+def _kind(name: str) -> Any:
+    return EngineSettings.__annotations__[name]
