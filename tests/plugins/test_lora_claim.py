@@ -173,6 +173,9 @@ def test_unknown_fields_that_are_off_are_named() -> None:
         {"lora_alpha": "8"},
         {"bias": "some"},
         {"rank_pattern": {"(": 2}},
+        {"target_modules": "("},
+        {"exclude_modules": "["},
+        {"modules_to_save": ["("]},
         {"target_modules": "q.*", "layers_to_transform": [1]},
     ],
 )

@@ -33,8 +33,8 @@ class WorkerService:
     """One rank of one model.
 
     Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, adapt where the plan has adapters, verify;
-    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back,
-    `alive` answers at any time.
+    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory
+    back, `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:

@@ -111,12 +111,19 @@ def _check_values(config: Any) -> None:
             raise _invalid(f"{name} must be a number, not {alpha!r}")
     if config.bias not in ("none", "all", "lora_only"):
         raise _invalid(f"bias must be none, all or lora_only, not {config.bias!r}")
-    for name in ("rank_pattern", "alpha_pattern"):
-        for key in getattr(config, name):
+    for name in ("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
+        for key in _expressions(name, getattr(config, name)):
             try:
                 re.compile(key)
             except re.error as error:
                 raise _invalid(f"{name} has {key!r}, which is no regular expression: {error}") from error
+
+
+def _expressions(name: str, value: Any) -> list[str]:
+    """Return what peft takes as regular expressions: the two lists of modules are names unless they are one string."""
+    if isinstance(value, str):
+        return [value]
+    return [] if name in ("target_modules", "exclude_modules") else list(value or ())
 
 
 def _pattern_value(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
