@@ -173,12 +173,25 @@ def test_unknown_fields_that_are_off_are_named() -> None:
         {"lora_alpha": "8"},
         {"bias": "some"},
         {"rank_pattern": {"(": 2}},
+        {"target_modules": "("},
+        {"target_modules": [1]},
+        {"rank_pattern": [1]},
+        {"layers_to_transform": "x"},
+        {"modules_to_save": "norm"},
+        {"lora_alpha": float("nan")},
+        {"exclude_modules": "["},
+        {"modules_to_save": ["("]},
         {"target_modules": "q.*", "layers_to_transform": [1]},
     ],
 )
 def test_values_that_make_no_sense(config: dict[str, Any]) -> None:
     with pytest.raises(lm.PlanError, match="LM-ADAPTER-CONFIG"):
         claim([module("l.q_proj")], ["l.q_proj"], **config)
+
+
+def test_patterns_may_be_null() -> None:
+    claimed = claim([module("l.q_proj")], ["l.q_proj"], rank_pattern=None, alpha_pattern=None, target_modules=["q_proj"])
+    assert claimed.parts[0].scale == 2.0
 
 
 def test_scales_that_differ_and_patterns_without_effect_are_said() -> None:

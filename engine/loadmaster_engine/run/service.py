@@ -33,8 +33,8 @@ class WorkerService:
     """One rank of one model.
 
     Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, adapt where the plan has adapters, verify;
-    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory back,
-    `alive` answers at any time.
+    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory
+    back, `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -173,20 +173,20 @@ class WorkerService:
         logits = prefill_logits(self._running, tokens.ids, self._device)
         return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
 
+    def _select(self, adapter: str) -> None:
+        """Let the steps that follow use an adapter, or none."""
+        if self._adapters is not None:
+            self._adapters.select(adapter)
+
     def _sleep(self, body: bytes, emit: EventSink) -> Result:
         """Give keys and values back, and with weights also the model: it is assigned, loaded and bound again afterwards."""
         self._serving = None
         if decode(body, Sleep).weights:
             self._loading.close()
-            self._load = self._building = self._model = self._batch = self._sampler = None
+            self._load = self._building = self._model = self._batch = self._sampler = self._adapters = None
         # The model's modules refer to each other, so their memory would otherwise go some time later.
         gc.collect()
         return Result()
-
-    def _select(self, adapter: str) -> None:
-        """Let the steps that follow use an adapter, or none."""
-        if self._adapters is not None:
-            self._adapters.select(adapter)
 
     def _drawn(self, ids: list[int]) -> Result:
         """Answer with the tokens on rank 0; the other ranks have drawn the same ones."""

@@ -9,8 +9,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from loadmaster_hookspecs.errors import PlanError
 from loadmaster_hookspecs.findings import Finding
+from loadmaster_plugins.lora.fields import Fields
 
 FILE: Final = "adapter_config.json"
 
@@ -82,11 +85,14 @@ def read_settings(raw: Mapping[str, Any]) -> Settings:
             hints=["export the adapter without it, or merge it into its base model with peft and load the result"],
         )
     try:
+        msgspec.convert({name: value for name, value in raw.items() if name in HONOURED}, Fields)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about training only
-            config = LoraConfig(**{name: value for name, value in raw.items() if name in known and name != "runtime_config"})
-    except (TypeError, ValueError) as error:
+            given = {name: value for name, value in raw.items() if name in known and name != "runtime_config"}
+            config = LoraConfig(**given)
+    except (TypeError, ValueError, msgspec.ValidationError) as error:
         raise _invalid(str(error)) from error
+    config.rank_pattern, config.alpha_pattern = config.rank_pattern or {}, config.alpha_pattern or {}
     _check_values(config)
     notes = [f"{name} is not known to peft {_version()} and has no value that could matter" for name in unknown]
     return Settings(config, tuple(_note("LM-ADAPTER-FIELD", note) for note in notes))
@@ -101,22 +107,22 @@ def _matters(name: str, value: object) -> bool:
 
 def _check_values(config: Any) -> None:
     """Raise PlanError for values that peft's configuration takes and only its layers refuse."""
-    ranks = {"r": config.r, **{f"rank_pattern[{key!r}]": rank for key, rank in config.rank_pattern.items()}}
-    for name, rank in ranks.items():
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise _invalid(f"{name} must be a positive whole number, not {rank!r}")
-    alphas = {"lora_alpha": config.lora_alpha, **{f"alpha_pattern[{key!r}]": a for key, a in config.alpha_pattern.items()}}
-    for name, alpha in alphas.items():
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            raise _invalid(f"{name} must be a number, not {alpha!r}")
-    if config.bias not in ("none", "all", "lora_only"):
-        raise _invalid(f"bias must be none, all or lora_only, not {config.bias!r}")
-    for name in ("rank_pattern", "alpha_pattern"):
-        for key in getattr(config, name):
+    for alpha in (config.lora_alpha, *config.alpha_pattern.values()):
+        if not math.isfinite(alpha):
+            raise _invalid(f"alpha must be a number, not {alpha!r}")
+    for name in ("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
+        for key in _expressions(name, getattr(config, name)):
             try:
                 re.compile(key)
             except re.error as error:
                 raise _invalid(f"{name} has {key!r}, which is no regular expression: {error}") from error
+
+
+def _expressions(name: str, value: Any) -> list[str]:
+    """Return what peft takes as regular expressions: the two lists of modules are names unless they are one string."""
+    if isinstance(value, str):
+        return [value]
+    return [] if name in ("target_modules", "exclude_modules") else list(value or ())
 
 
 def _pattern_value(patterns: Mapping[str, Any], path: str, default: Any) -> Any:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from command_line import Invoke
 from fake_api import FakeEngine
@@ -29,6 +30,7 @@ def test_options_reach_the_engine(invoke: Invoke, fake_api: list[FakeEngine]) ->
     invoke(
         *("run", "/models/small", "hi", "--tp", "2", "--executor", "multiprocess", "--dtype", "float32", "--equal-ranks"),
         *("--max-tokens", "8", "--temperature", "0", "--seed", "7", "--chat", "--read-mode", "gathered", "--kernel", "dequant"),
+        *("--adapter", "a=/adapters/a", "--adapter", "b=/adapters/b=2", "--adapter-mode", "live", "--use", "b"),
     )
     (engine,) = fake_api
     selection = engine.settings.pop("selection")
@@ -41,15 +43,31 @@ def test_options_reach_the_engine(invoke: Invoke, fake_api: list[FakeEngine]) ->
         "read_mode": "gathered",
         "equal_ranks": True,
         "kernel": "dequant",
+        "adapters": {"a": "/adapters/a", "b": "/adapters/b=2"},
+        "adapter_mode": "live",
     }
-    assert engine.asked == {"prompts": ["hi"], "max_tokens": 8, "temperature": 0.0, "seed": 7, "chat": True}
+    asked = {"prompts": ["hi"], "max_tokens": 8, "temperature": 0.0, "seed": 7, "chat": True, "adapter": "b"}
+    assert engine.asked == asked
     assert engine.closed
 
 
 def test_what_is_not_asked_for_is_left_to_the_model(invoke: Invoke, fake_api: list[FakeEngine]) -> None:
     invoke("run", "/models/small", "hi")
-    assert fake_api[0].asked == {"prompts": ["hi"], "max_tokens": 128, "temperature": None, "seed": None, "chat": False}
+    asked = {"prompts": ["hi"], "max_tokens": 128, "temperature": None, "seed": None, "chat": False, "adapter": None}
+    assert fake_api[0].asked == asked
     assert fake_api[0].settings["executor"] is None
+
+
+@pytest.mark.parametrize(("adapters", "used"), [(["a=x"], "a"), (["a=x", "b=y"], None)])
+def test_the_only_adapter_answers(invoke: Invoke, fake_api: list[FakeEngine], adapters: list[str], used: str | None) -> None:
+    invoke("run", "/models/small", "hi", *(word for each in adapters for word in ("--adapter", each)))
+    assert fake_api[0].asked["adapter"] == used
+
+
+@pytest.mark.parametrize("value", ["a", "=x", "a="])
+def test_an_adapter_needs_name_and_path(invoke: Invoke, fake_api: list[FakeEngine], value: str) -> None:
+    assert invoke("run", "/models/small", "hi", "--adapter", value).code == 2
+    assert fake_api == []
 
 
 def test_plugin_choices_reach_the_engine(invoke: Invoke, fake_api: list[FakeEngine]) -> None:
