@@ -272,12 +272,12 @@ def test_an_existing_module_cannot_take_quantised_matrices(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_plan_bounds_what_repacking_takes(ranks: int, tmp_path: Path) -> None:
-    """The largest matrix is one of the feed-forward block: 256 x 128, half of it with two ranks."""
+    """Four matrices at a time, as large as the largest: one of the feed-forward block, 256 x 128, or half with two ranks."""
     write_quantised(tmp_path, Scheme(), num_hidden_layers=1, intermediate_size=256)
     tiles = 16 << 20
     weights = 256 * 128 // ranks
     repacked = weights // 2 + weights // 32 * 2 + weights // 32 // 2
-    for kernel, scratch in (("torch-int4", tiles + repacked), ("dequant", 0)):
+    for kernel, scratch in (("torch-int4", tiles + 4 * repacked), ("dequant", 0)):
         with engine(tmp_path, ranks, kernel=kernel) as loaded:
             assert [rank.scratch for rank in loaded.plan.ranks] == [scratch] * ranks, kernel
 
