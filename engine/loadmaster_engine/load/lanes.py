@@ -35,12 +35,15 @@ def in_lanes(files: FileSet, work: Sequence[Work], do: Callable[[FileSet, Work],
     """Call `do` for every item, begun in order and `lanes` at a time, and yield what each returns, in order.
 
     What the threads count is added to `files` at the end. After an error no further item is begun. A single lane is the
-    calling thread.
+    calling thread, with files of its own too: pages that are copied out of a mapping stay with the process as long as it lasts.
     """
-    if min(lanes, len(work)) < 2:
-        yield from (do(files, item) for item in work)
+    sets = [files.sibling() for _ in range(max(1, min(lanes, len(work))))]
+    if len(sets) == 1:
+        try:
+            yield from (do(sets[0], item) for item in work)
+        finally:
+            files.merge(sets[0])
         return
-    sets = [files.sibling() for _ in range(min(lanes, len(work)))]
     idle: SimpleQueue[FileSet] = SimpleQueue()
     for own in sets:
         idle.put(own)
