@@ -24,10 +24,12 @@ from bench.marks import BEGIN, END
 from bench.page import write_page
 from bench.page_cache import drop, resident, warm
 from bench.records import Goal, Measurement, Report, Settings
+from bench.runs.loadmaster_run import fetched
 from bench.runs.sums import MODULUS, merge_sums, words_sum
 from bench.series import run_series, schedule
 from bench.summary import Rounds, seconds
 from loadmaster.machine import describe_machine
+from loadmaster_engine.report import RankReport
 
 ROOT = Path(__file__).parents[2]
 GB = 1 << 30
@@ -294,3 +296,12 @@ def test_our_own_modules_are_compiled_before_they_are_timed(tmp_path: Path, monk
     monkeypatch.setattr(environments, "OWN", ("engine",))
     environments.compile_own()
     assert [file.name.partition(".")[0] for file in tmp_path.rglob("*.pyc")] == ["module"]
+
+
+def test_what_is_brought_in_before_the_load_counts_as_fetched() -> None:
+    def rank(number: int, **counters: int) -> RankReport:
+        sizes = dict.fromkeys(("bytes_planned", "bytes_read", "bytes_repeated", "bytes_by_call", "bytes_mapped"), 0)
+        return RankReport(rank=number, seconds={}, bytes_arena=0, peak_rss=0, counters=counters, **sizes)
+
+    ranks = [rank(0, proc_warmed=70, proc_stored=5, warmed=70), rank(1, proc_warmed=20, proc_called=9)]
+    assert fetched(ranks) == 95
