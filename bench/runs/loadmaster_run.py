@@ -25,7 +25,7 @@ LOAD_STAGES = ("reserve", "load")
 
 
 def fetched(ranks: Iterable[RankReport]) -> int:
-    """Return the bytes that the kernel fetched from storage: cold files are brought in before the load that copies from them."""
+    """Return the bytes that the kernel fetched from storage. Cold files are brought in before the load copies from them."""
     return sum(rank.counters.get(name, 0) for rank in ranks for name in ("proc_warmed", "proc_stored"))
 
 
