@@ -8,7 +8,7 @@ quantisation or model families: the kernel cuts an adapter's tensors where it cu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -115,8 +115,23 @@ class BaseLayer(Protocol):
         ...
 
 
-LiveChange = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+ResultChange = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and its result, before ranks put theirs together, and returns the changed result."""
+
+InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Takes a module's input and returns the one that is used in its place, of the same shape."""
+
+
+class LiveChange(NamedTuple):
+    """What an adapter does to a module while it is chosen. `result` is given the input as `input` has left it.
+
+    Both treat every token by itself: requests with different adapters share a batch, and each call is given the tokens of
+    some of them.
+    """
+
+    result: ResultChange | None = None
+    input: InputChange | None = None
+
 
 MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]
 """Takes the bounds of some rows of a parameter and the rows as float32, and returns the changed rows as float32."""
@@ -143,7 +158,7 @@ class AdapterKind(Protocol):
         ...
 
     def live(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> LiveChange:
-        """Return how the module's result changes while the adapter is chosen. `tensors` are the rank's own, by role.
+        """Return how the module changes while the adapter is chosen. `tensors` are the rank's own, by role.
 
         Runs once per module in the worker. Must be linear in the module's input where ranks share that, since their results
         are summed afterwards.

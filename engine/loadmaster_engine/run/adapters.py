@@ -106,7 +106,7 @@ class Adapters:
 
         def hook(_module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
             change = changes.get(self._chosen)
-            return None if change is None else change(args[0], output)
+            return None if change is None or change.result is None else change.result(args[0], output)
 
         return hook
 

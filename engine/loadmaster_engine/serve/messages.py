@@ -31,13 +31,15 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """A sequence's part of a step: new `tokens` from position `start` on, and the blocks of all its positions so far.
 
-    `sampling` is None where the next token is not wanted, as after a part of a prompt.
+    `sampling` is None where the next token is not wanted, as after a part of a prompt. `adapter` is the number of the adapter
+    that the tokens are computed with, 0 for the base.
     """
 
     tokens: tuple[int, ...]
     start: int
     table: tuple[int, ...]
     sampling: RowSampling | None = None
+    adapter: int = 0
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

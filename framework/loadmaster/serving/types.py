@@ -62,6 +62,31 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that requests can name. `digest` is that of its files' contents, `nbytes` what it takes over all ranks.
+
+    `summary` is its kind's: `LoRA, 216/216 pairs, scale 2 (r 8, alpha 16)`. `using` requests run with it or wait to.
+    """
+
+    name: str
+    path: str
+    kind: str
+    digest: str
+    summary: str
+    nbytes: int
+    pinned: bool = False
+    using: int = 0
+
+
+class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of one adapter name since the engine started; the empty name is the base."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine at one moment, and its counters since it started. Seconds are of wall time.
 
@@ -83,6 +108,35 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_used: int
     kv_blocks_total: int
     first_token_seconds: tuple[float, ...] = ()
+    adapters: tuple[AdapterStats, ...] = ()
+
+
+class ServingAdapters(Protocol):
+    """The adapters of a running engine. Calls may overlap; requests go on meanwhile."""
+
+    def list(self) -> tuple[AdapterInfo, ...]:
+        """Return the adapters that requests can name, in the order in which they were loaded."""
+        ...
+
+    async def load(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        """Load an adapter and let requests name it from now on.
+
+        The same content under the same name is there already, and nothing happens. Other content takes the place of what had
+        the name: requests that run keep what they began with. Raises what makes the adapter impossible (UsageError, PlanError,
+        IntegrityError, ResourceError), and changes nothing then.
+        """
+        ...
+
+    async def unload(self, name: str) -> int:
+        """Let no more requests name an adapter, wait for those that use it, and return the bytes that were given back.
+
+        Raises UsageError LM-USAGE-ADAPTER for an unknown name.
+        """
+        ...
+
+    def pin(self, name: str, pinned: bool = True) -> None:
+        """Say that an adapter must not make room for others, or that it may."""
+        ...
 
 
 class ServingEngine(Protocol):
@@ -96,6 +150,11 @@ class ServingEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """The longest context, prompt and generated tokens together."""
+        ...
+
+    @property
+    def adapters(self) -> ServingAdapters:
+        """The adapters that requests can name."""
         ...
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> AsyncIterator[Delta]:

@@ -27,7 +27,7 @@ def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
     def change(x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         return output + product(x).to(output.dtype)
 
-    return change
+    return LiveChange(change)
 
 
 def merge(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> Mapping[str, MergeChange]:
@@ -76,7 +76,7 @@ def _live_dora(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveCha
         scaled = factor * (plain + product(x).float())
         return (scaled if bias is None else scaled + bias.float()).to(output.dtype)
 
-    return change
+    return LiveChange(change)
 
 
 def _live_embedding(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
@@ -90,4 +90,4 @@ def _live_embedding(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> Li
             added = added * factor
         return output + added.to(output.dtype)
 
-    return change
+    return LiveChange(change)
