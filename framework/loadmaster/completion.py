@@ -66,11 +66,11 @@ def complete(
     defaults: Defaults,
     outline: ModelOutline,
     step: Step,
-    adapter: str = "",
+    adapter: int = 0,
 ) -> list[tuple[tuple[int, ...], FinishReason]]:
     """Return tokens and finish reason for every prompt, run as one batch until the last one has ended.
 
-    `adapter` is the name of the one to use, or empty for the model as it was loaded.
+    `adapter` is the number of the one to use, 0 for the model as it was loaded.
     """
     rows = tuple(tuple(prompt) for prompt in prompts)
     sampling = tuple(resolve(request, defaults, number) for number in range(len(rows)))

@@ -292,15 +292,15 @@ class Engine:
             return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)
         return self.tokenizer.encode(prompt)
 
-    def _adapter(self, name: str | None) -> str:
-        """Return the adapter's name as ranks are told it. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
+    def _adapter(self, name: str | None) -> int:
+        """Return the adapter's number as ranks are told it. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
         if name is None:
-            return ""
+            return 0
         known = [adapter.name for adapter in self._plan.data.adapters]
         if name not in known:
             why = f"loaded: {', '.join(known) or 'none'}"
             raise UsageError("LM-USAGE-ADAPTER", f"no adapter is called {name!r}", why=why)
-        return name
+        return 0 if self._plan.data.settings.adapter_mode == "merged" else known.index(name) + 1
 
     def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""

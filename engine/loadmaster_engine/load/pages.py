@@ -47,9 +47,8 @@ class Prefault:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._wanted = True
-        self._thread = Thread(target=self._run, name="loadmaster-prefault", daemon=True)
-        if len(memory) >= WORTHWHILE:
-            self._thread.start()
+        if len(memory) >= WORTHWHILE:  # not kept: memory goes with its last user
+            Thread(target=self._run, name="loadmaster-prefault", daemon=True).start()
 
     def stop(self) -> None:
         """Let the thread end after its current step. Safe to call twice."""

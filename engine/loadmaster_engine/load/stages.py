@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
-from loadmaster_engine.load.adapters import LoadedAdapter, load_adapter
+from loadmaster_engine.load.adapters import AdapterLoad, load_adapter
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
@@ -41,8 +43,8 @@ class RankLoad:
         self._host = host
         self._rank = plan.ranks[part]
         self._ranks = plan.settings.tensor_parallel
-        self._adapters = [(adapter, adapter.ranks[part]) for adapter in plan.adapters]
-        self.adapters: tuple[LoadedAdapter, ...] = ()
+        self._adapters = [msgspec.structs.replace(adapter, ranks=(adapter.ranks[part],)) for adapter in plan.adapters]
+        self.adapters: tuple[AdapterLoad, ...] = ()
         self._device = device
         self._dtype = plan.dtype
         self.emit = emit
@@ -99,7 +101,7 @@ class RankLoad:
             transfer.run(self._throttled())
             self.arena.settle()
             self._files.close()
-            self.adapters = tuple(load_adapter(self._host, adapter, own, self._device) for adapter, own in self._adapters)
+            self.adapters = tuple(load_adapter(self._host, adapter, self._device) for adapter in self._adapters)
             self._count_io(before)
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(
@@ -108,6 +110,22 @@ class RankLoad:
                 where={"rank": self._rank.rank},
                 why=f"{self._rank.bytes_planned} planned, {transfer.moved} read",
             )
+
+    def replay(self, parameters: Collection[str]) -> None:
+        """Read the model's own bytes of some parameters again, to where they lie in the arena.
+
+        Files are opened and checked before anything is written: raises IntegrityError when one is not what it was.
+        """
+        reads = [op for op in self._rank.reads if op.parameter in parameters]
+        reads = [msgspec.structs.replace(op, via="overread") if op.via == "node_once" else op for op in reads]
+        fills = tuple(fill for fill in self._rank.fills if fill.parameter in parameters)
+        part = msgspec.structs.replace(self._rank, reads=tuple(reads), fills=fills, compares=())
+        try:
+            for file in {op.file for op in reads}:
+                self._files.mapping(file)
+            Transfer(part, self._files, self.arena, self._transform, self._ranks).run(lambda _: None)
+        finally:
+            self._files.close()
 
     def bind(self, model: CausalModel) -> None:
         """Bind the model's parameters to the arena, and let kernels prepare the quantised ones."""

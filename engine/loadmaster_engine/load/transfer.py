@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Protocol
@@ -52,13 +52,23 @@ class Origin(Protocol):
 class Transfer:
     """Executes the operations of one rank's plan into its arena, and counts what it moves. `ranks` share the machine.
 
+    At most `piece` bytes are moved at a time by one thread; with `concurrent` off everything is done by the calling thread.
+
     `held` has, after `run`, the bytes of every mapped file that parameters are views of; they keep the mapping alive.
     """
 
     def __init__(
-        self, plan: RankPlan, files: FileSet, arena: Arena, transform: Callable[[str, int], Transform], ranks: int = 1
+        self,
+        plan: RankPlan,
+        files: FileSet,
+        arena: Arena,
+        transform: Callable[[str, int], Transform],
+        ranks: int = 1,
+        *,
+        piece: int = COPY_BYTES,
     ) -> None:
         self._ranks = ranks
+        self._piece = piece
         self._plan = plan
         self._files = files
         self._arena = arena
@@ -71,18 +81,24 @@ class Transfer:
         self.concurrent = arena.concurrent
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Map, read and copy everything in file order, but for operations `node_once`; then compare tied tensors.
+        """Do all of `pieces`, and call `progress` with the bytes done so far, on the calling thread."""
+        for _ in self.pieces():
+            progress(self.moved)
 
-        Calls `progress` with the bytes done so far, on the calling thread.
+    def pieces(self) -> Generator[None]:
+        """Map, read and copy everything in file order, but for operations `node_once`; then fill, and compare tied tensors.
+
+        Yields after every bounded part. Work ends where the iterator is left or closed; what comes after the last byte is done
+        before it ends.
         """
         for op in self._plan.reads:
             if op.via == "mapped":
                 self._map(op)
         if self.viewed:
-            progress(self.moved)
+            yield
         for moved in self._copied():
             self.moved += moved
-            progress(self.moved)
+            yield
         for fill in self._plan.fills:
             self._arena.zero(fill.dest)
         for compare in self._plan.compares:
@@ -110,10 +126,10 @@ class Transfer:
 
     def parts(self, op: ReadOp, source: Region, dest: Region) -> Iterator[tuple[Region, Region]]:
         """Cut an operation, or a part of one, so that neither what it reads nor what it transforms at a time is large."""
-        limit = COPY_BYTES
+        limit = self._piece
         granule = (1, 1)
         if op.transform:
-            limit = TRANSFORM_BYTES
+            limit = min(limit, TRANSFORM_BYTES)
             with self._explained(op):
                 granule = self._transform(op.transform.name, op.transform.version).granule(op.transform.args)
         if op.via == "overread":

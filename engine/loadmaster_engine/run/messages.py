@@ -61,22 +61,22 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `begin`: run the prompts (token ids) as one batch. `adapter` is the name of the one to
-    use, if any. Answered with Tokens, one per row.
+    """Op `begin`: run the prompts (token ids) as one batch with adapter number `adapter`, 0 for none. Answered with Tokens, one
+    per row. The adapters that are loaded with the model have the numbers from 1 on, in the plan's order; a merged one has none.
     """
 
     rows: tuple[tuple[int, ...], ...]
     sampling: tuple[Sampling, ...]
-    adapter: str = ""
+    adapter: int = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `append`: one token per row, answered with the next Tokens; op `logits`: one sequence, run with
-    `adapter` if that is not empty, and answered in bulk.
+    """Op `append`: one token per row, answered with the next Tokens; op `logits`: one sequence, run with adapter number
+    `adapter`, and answered in bulk.
     """
 
     ids: tuple[int, ...]
-    adapter: str = ""
+    adapter: int = 0
 
 
 def assign(plan: LoadPlan) -> list[bytes]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
-from loadmaster_engine.run.adapters import Adapters, set_up
+from loadmaster_engine.run.adapters.adapters import Adapters
 from loadmaster_engine.run.batch import Batch, prefill_logits
 from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
@@ -33,8 +33,9 @@ class WorkerService:
     """One rank of one model.
 
     Ops, in order: assign, reserve, open, join, warm, share, exchange, load, bind, adapt where the plan has adapters, verify;
-    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. `sleep` gives memory
-    back, `alive` answers at any time.
+    then begin, append, end and logits for one batch, or probe, reserve_kv and step for many requests. Between any two of
+    these, adapter_open, adapter_move, adapter_build and adapter_close bring adapters and take them away, and unmerge takes a
+    merged one out of the weights. `sleep` gives memory back, `alive` answers at any time.
     """
 
     def __init__(self, host: PluginHost, rank: int) -> None:
@@ -69,6 +70,11 @@ class WorkerService:
             "probe": lambda body, _: self._served.probe(body),
             "reserve_kv": lambda body, _: self._served.reserve(body),
             "step": lambda body, _: self._served.step(body),
+            "adapter_open": lambda body, _: self._adapted.open(body),
+            "adapter_move": lambda body, _: self._adapted.move(body),
+            "adapter_build": lambda body, _: self._adapted.build(body),
+            "adapter_close": lambda body, _: self._adapted.close(body),
+            "unmerge": self._unmerge,
             "sleep": self._sleep,
             "alive": lambda _body, _emit: Result(),
         }
@@ -135,15 +141,26 @@ class WorkerService:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to bind before it was given its part of the plan")
         model = self._building.result(timeout=BUILD_SECONDS)
         self._loading.bind(model)
-        attach(model.module, self._assigned.plan.ranks[0].modules, self._group)
+        modules = self._assigned.plan.ranks[0].modules
+        attach(model.module, modules, self._group)
         self._model = model
+        self._adapters = Adapters(self._host, model.module, modules, self._group, self._device)
         return Result()
 
     def _adapt(self, body: bytes, emit: EventSink) -> Result:
-        plan, module, loaded = self._assigned.plan, self._running.module, self._loading.adapters
-        merged = plan.settings.adapter_mode == "merged"
-        self._adapters = set_up(self._host, module, plan.ranks[0].modules, self._group, loaded, merged=merged)
+        """Merge the plan's adapter, or make its adapters choosable, with the numbers from 1 on."""
+        for number, load in enumerate(self._loading.adapters, 1):
+            if self._assigned.plan.settings.adapter_mode == "merged":
+                self._adapted.merge(load)
+            else:
+                self._adapted.take(number, load)
         self._loading.adapters = ()
+        return Result()
+
+    def _unmerge(self, body: bytes, emit: EventSink) -> Result:
+        """Read again what merging changed. After an error the weights are of no use any more."""
+        self._loading.replay(self._adapted.merged.touched)
+        self._adapted.unmerge()
         return Result()
 
     def _verify(self, body: bytes, emit: EventSink) -> Result:
@@ -153,7 +170,7 @@ class WorkerService:
 
     def _begin(self, body: bytes, emit: EventSink) -> Result:
         prompts = decode(body, Prompts)
-        self._select(prompts.adapter)
+        self._adapted.selection.one(prompts.adapter)
         self._batch = Batch(self._running, prompts.rows, self._device)
         self._sampler = Sampler(list(prompts.sampling))
         return self._drawn(self._sampler.draw(self._batch.prefill()))
@@ -169,14 +186,9 @@ class WorkerService:
 
     def _logits(self, body: bytes, emit: EventSink) -> Result:
         tokens = decode(body, Tokens)
-        self._select(tokens.adapter)
+        self._adapted.selection.one(tokens.adapter)
         logits = prefill_logits(self._running, tokens.ids, self._device)
         return Result(bulk=logits.numpy().tobytes()) if self._rank == 0 else Result()
-
-    def _select(self, adapter: str) -> None:
-        """Let the steps that follow use an adapter, or none."""
-        if self._adapters is not None:
-            self._adapters.select(adapter)
 
     def _sleep(self, body: bytes, emit: EventSink) -> Result:
         """Give keys and values back, and with weights also the model: it is assigned, loaded and bound again afterwards."""
@@ -211,9 +223,15 @@ class WorkerService:
         return self._model
 
     @property
+    def _adapted(self) -> Adapters:
+        if self._adapters is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked for adapters before its model was bound")
+        return self._adapters
+
+    @property
     def _served(self) -> ServingPart:
         if self._serving is None:
-            self._serving = ServingPart(self._running, self._rank, self._device)
+            self._serving = ServingPart(self._running, self._adapted, self._rank, self._device)
         return self._serving
 
     @property

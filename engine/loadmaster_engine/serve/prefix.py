@@ -10,9 +10,9 @@ from typing import Final
 DIGEST_BYTES: Final = 16
 
 
-def root(adapter: str = "") -> bytes:
+def root(adapter_key: str = "") -> bytes:
     """Return the name before the first block. Contents computed with different adapters never meet."""
-    return hashlib.blake2b(adapter.encode(), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(adapter_key.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -23,10 +23,10 @@ def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
 class Chain:
     """The names of one sequence's full blocks, extended as tokens come."""
 
-    def __init__(self, adapter: str, block_size: int) -> None:
+    def __init__(self, adapter_key: str, block_size: int) -> None:
         self._size = block_size
         self._names: list[bytes] = []
-        self._root = root(adapter)
+        self._root = root(adapter_key)
 
     def upto(self, tokens: Sequence[int], blocks: int) -> list[bytes]:
         """Return the names of the first `blocks` blocks of `tokens`, all of which must be full."""

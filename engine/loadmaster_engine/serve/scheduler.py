@@ -199,6 +199,7 @@ class Scheduler:
             sequence.computed,
             tuple(sequence.blocks[: self._blocks_for(end)]),
             sequence.sampling() if part.draws else None,
+            sequence.wish.adapter,
         )
 
     def _blocks_for(self, tokens: int) -> int:

@@ -14,12 +14,17 @@ Ending = Literal["stop", "length"]
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the scheduler: how to draw, when to end. `sampling.index` and its histories are filled in."""
+    """What a request asks of the scheduler: how to draw, when to end. `sampling.index` and its histories are filled in.
+
+    `adapter` is the number that the workers know the request's adapter by, 0 for the base. `adapter_key` stands for what the
+    adapter is, whatever its number, empty for the base: requests of one key share beginnings, others never do.
+    """
 
     sampling: RowSampling
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
-    adapter: str = ""
+    adapter: int = 0
+    adapter_key: str = ""
 
     @property
     def penalises(self) -> bool:
@@ -39,7 +44,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.cached = 0
         self.started = False
-        self.chain = Chain(wish.adapter, block_size)
+        self.chain = Chain(wish.adapter_key, block_size)
         self.published = 0
 
     @property

@@ -91,7 +91,7 @@ class AsyncEngine:
         check_params(params)
         check_prompts([ids], self._model.plan.data.outline)
         self._check(ids, params, adapter)
-        wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids, adapter)
+        wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids)
         sequence = Running(next(self._numbers), ids, wish, self.settings.block_size)
         stream = Stream(functools.partial(self._loop.cancel, sequence.number))
         answer = Answer(sequence, params, self._tokenizer, functools.partial(self._deliveries.add, stream.loop, stream.put))

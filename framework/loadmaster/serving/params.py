@@ -42,7 +42,7 @@ def check_params(params: SamplingParams) -> None:
         raise UsageError("LM-USAGE-SAMPLING", f"sampling values out of range: {', '.join(wrong)}", hints=[RANGES])
 
 
-def wish_for(params: SamplingParams, room: int, end_ids: Sequence[int], adapter: str) -> Wish:
+def wish_for(params: SamplingParams, room: int, end_ids: Sequence[int], adapter: int = 0, adapter_key: str = "") -> Wish:
     """Return what a request asks of the scheduler; `room` bounds its answer in tokens. Without a seed one is drawn."""
     sampling = RowSampling(
         index=0,
@@ -62,6 +62,7 @@ def wish_for(params: SamplingParams, room: int, end_ids: Sequence[int], adapter:
         max_tokens=min(params.max_tokens, room),
         stop_ids=frozenset((*params.stop_ids, *ends)),
         adapter=adapter,
+        adapter_key=adapter_key,
     )
 
 

@@ -161,7 +161,7 @@ def test_a_prefix_is_shared_while_both_run_and_other_adapters_do_not_see_it() ->
     first, second = driver.live[0], driver.live[1]
     assert second.cached == 8
     assert first.blocks[:2] == second.blocks[:2]
-    other = Sequence(2, [1] * 9, Wish(sampling=RowSampling(0), max_tokens=1, adapter="french"), 4)
+    other = Sequence(2, [1] * 9, Wish(sampling=RowSampling(0), max_tokens=1, adapter=1, adapter_key="french"), 4)
     driver.live[2] = other
     driver.scheduler.add(other)
     driver.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from loadmaster_engine.run.adapters.choice import segments
 from loadmaster_engine.serve.messages import Row
 
 if TYPE_CHECKING:
@@ -46,12 +47,16 @@ class Reads(NamedTuple):
 
 
 class PackedStep:
-    """The rows of one step, those with one new token first. Tensors are made once and used by all layers."""
+    """The rows of one step, by adapter, and of each adapter those with one new token first.
+
+    Tensors are made once and used by all layers. `token_segments` and `row_segments` say which tokens have which adapter, and
+    which of those in `last`.
+    """
 
     def __init__(self, rows: Sequence[Row], block_size: int, dtype: torch.dtype, device: str) -> None:
         import torch
 
-        self.order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens) > 1)
+        self.order = sorted(range(len(rows)), key=lambda index: (rows[index].adapter, len(rows[index].tokens) > 1))
         self._rows = [rows[index] for index in self.order]
         self._size = block_size
         self._dtype = dtype
@@ -72,7 +77,10 @@ class PackedStep:
         self.slots = torch.tensor(slots, device=device)
         # One row at least: collectives have nothing to say about empty tensors.
         self.drawing = [index for index, row in enumerate(self._rows) if row.sampling is not None]
-        self.last = torch.tensor([self._begins[index + 1] - 1 for index in self.drawing] or [len(tokens) - 1], device=device)
+        ends = self.drawing or [len(self._rows) - 1]
+        self.token_segments = segments((row.adapter, len(row.tokens)) for row in self._rows)
+        self.row_segments = segments((self._rows[index].adapter, 1) for index in ends)
+        self.last = torch.tensor([self._begins[index + 1] - 1 for index in ends], device=device)
 
     def reads(self, window: int) -> Reads:
         """Return what a layer with this window reads."""

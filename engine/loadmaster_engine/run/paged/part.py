@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadmaster_engine.run.adapters.adapters import Adapters
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.run.paged.arena import KvArena
 from loadmaster_engine.run.paged.attention import StepCache
@@ -28,7 +29,7 @@ class ServingPart:
     Raises PlanError LM-SERVE-MODEL for a model whose family has no attention over blocks.
     """
 
-    def __init__(self, model: CausalModel, rank: int, device: str) -> None:
+    def __init__(self, model: CausalModel, adapters: Adapters, rank: int, device: str) -> None:
         if not isinstance(model, PagedModel):
             raise PlanError(
                 "LM-SERVE-MODEL",
@@ -39,6 +40,7 @@ class ServingPart:
         if device == "cpu":
             widen(model.module)
         self._model: PagedModel = model
+        self._adapters = adapters
         self._rank = rank
         self._device = device
         self._layout: KvLayout | None = None
@@ -48,10 +50,10 @@ class ServingPart:
         """Answer Probe with Probed."""
         import torch
 
-        with torch.inference_mode():
+        with torch.inference_mode(), self._adapters.probing():
             self._model.kv_layout(1)  # what libraries take when they are first used is not the step's
-        with torch.inference_mode(), Peak(self._device) as peak:
-            self._layout = self._model.kv_layout(decode(body, Probe).tokens)
+            with Peak(self._device) as peak:
+                self._layout = self._model.kv_layout(decode(body, Probe).tokens)
         free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
         return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free)))
 
@@ -85,4 +87,5 @@ class ServingPart:
                 self._arena.copy(source, target)
             dtype = getattr(torch, TORCH_NAMES[self._arena.layout.dtype])
             packed = PackedStep(asked.rows, self._arena.block_size, dtype, self._device)
+            self._adapters.selection.several(packed.token_segments, packed.row_segments)
             return self._model.step(packed.tokens, packed.positions, packed.last, StepCache(self._arena, packed)), packed

@@ -1,0 +1,136 @@
+"""A module of the running model that adapters change: its hooks, and the slices of a step that each adapter gets to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from loadmaster_engine.run.adapters.choice import MIXED, Choice, Segment
+from loadmaster_hookspecs.adapters import LiveChange
+from loadmaster_hookspecs.errors import WorkerError
+
+Parameters = dict[str, torch.nn.Parameter]
+NOTHING = LiveChange()
+
+
+class Site:
+    """One changed module. Hooks run inside those of the collectives, so that changes belong to the partial results that the
+    ranks put together anyway.
+
+    `axes` has the dimension of a module's input that runs along the tokens, by path. Of other modules it is 1 of
+    [1, tokens, ...] and of ids [1, tokens], else 0.
+    """
+
+    def __init__(self, path: str, module: torch.nn.Module, choice: Choice, axes: Mapping[str, int]) -> None:
+        self.changes: dict[int, LiveChange] = {}
+        self.replaced: dict[int, Parameters] = {}
+        self._path = path
+        self._module = module
+        self._choice = choice
+        self._axes = axes
+        self._after = module.register_forward_hook(self._change_result, prepend=True)
+        self._before: torch.utils.hooks.RemovableHandle | None = None
+
+    def add(self, number: int, change: LiveChange | None, replaced: Parameters) -> None:
+        """Let the module change while adapter `number` is chosen."""
+        if change is not None:
+            self.changes[number] = change
+        if replaced:
+            self.replaced[number] = replaced
+        if change is not None and change.input is not None and self._before is None:
+            self._before = self._module.register_forward_pre_hook(self._change_input)
+
+    def drop(self, number: int) -> bool:
+        """Forget an adapter, and return whether none is left: then the module is again as if there had been none."""
+        self.changes.pop(number, None)
+        self.replaced.pop(number, None)
+        if self.changes or self.replaced:
+            return False
+        self._after.remove()
+        if self._before is not None:
+            self._before.remove()
+        return True
+
+    def _change_input(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        number = self._choice.number
+        if not number:
+            return None
+        if number != MIXED:
+            change = self.changes.get(number, NOTHING).input
+            return None if change is None else (change(args[0]), *args[1:])
+        axis, segments = self._segments(args[0])
+        x = args[0].clone()  # others may read what this module is given
+        for segment in segments:
+            change = self.changes.get(segment.adapter, NOTHING).input
+            if change is not None:
+                part = _part(x, axis, segment)
+                part.copy_(change(part))
+        return (x, *args[1:])
+
+    def _change_result(self, _module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        number = self._choice.number
+        if not number:
+            return None
+        if number != MIXED:
+            change = self.changes.get(number, NOTHING).result
+            return None if change is None else change(args[0], output)
+        axis, segments = self._segments(args[0])
+        for segment in segments:
+            if segment.adapter in self.changes or segment.adapter in self.replaced:
+                self._change_segment(segment, axis, args, output)
+        return None
+
+    def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], output: Any) -> None:
+        """Write into `output` what the module gives for the tokens of one adapter."""
+        own = tuple(_part(value, axis, segment) for value in args)
+        replaced = self.replaced.get(segment.adapter)
+        change = self.changes.get(segment.adapter, NOTHING).result
+        with _replaced(self._module, replaced or {}):
+            # `forward` itself, since hooks are for the whole step.
+            part = self._module.forward(*own) if replaced else _part(output, axis, segment)
+            _write(output, axis, segment, part if change is None else change(own[0], part))
+
+    def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
+        shown = 1 if x.shape[0] == 1 and (x.ndim > 2 or not x.is_floating_point()) else 0
+        axis = self._axes.get(self._path, shown)
+        found = self._choice.of(x.shape[axis])
+        if found is None:
+            raise WorkerError(
+                "LM-ADAPTER-TOKENS",
+                "requests with different adapters cannot share a step here",
+                where={"module": self._path},
+                why=f"the module is called with {x.shape[axis]} rows, which are not the tokens of the step",
+                hints=["use one adapter at a time with this model, or an adapter that leaves this module alone"],
+            )
+        return axis, found
+
+
+def _part(value: Any, axis: int, segment: Segment) -> Any:
+    """Return the part of tensors that belongs to a segment. What is no tensor is the same for all."""
+    if isinstance(value, tuple):
+        return tuple(_part(each, axis, segment) for each in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.narrow(axis if value.ndim > axis else 0, segment.begin, segment.size)
+
+
+def _write(output: Any, axis: int, segment: Segment, value: Any) -> None:
+    if isinstance(output, tuple):
+        for each, own in zip(output, value, strict=True):
+            _write(each, axis, segment, own)
+    elif isinstance(output, torch.Tensor):
+        _part(output, axis, segment).copy_(value)
+
+
+@contextmanager
+def _replaced(module: torch.nn.Module, parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
+    """Put parameters in the place of the module's own for a while."""
+    own = {name: module._parameters[name] for name in parameters}
+    module._parameters.update(parameters)
+    try:
+        yield
+    finally:
+        module._parameters.update(own)
