@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import loadmaster_engine
-import loadmaster_plugins.lora
+import loadmaster_plugins
 from loadmaster.cli.program import run
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_the_example_works(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_lists_every_refusal() -> None:
-    folders = [Path(loadmaster_plugins.lora.__path__[0]), Path(loadmaster_engine.__path__[0]), ROOT / "framework"]
+    folders = [Path(loadmaster_plugins.__path__[0]), Path(loadmaster_engine.__path__[0]), ROOT / "framework"]
     source = "".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
     notes = {"LM-ADAPTER-PREFIX", "LM-ADAPTER-SCALES", "LM-ADAPTER-PATTERN"}
     codes = set(re.findall(r'"(LM-(?:USAGE-)?ADAPTER[A-Z-]*)"', source))

@@ -12,8 +12,8 @@ import loadmaster as lm
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StoredAdapter
 from loadmaster_hookspecs.formats import TensorMeta
 from loadmaster_plugins.lora.kind import Lora
-from loadmaster_plugins.lora.names import Repair, find_repair
 from loadmaster_plugins.lora.product import live, merge
+from loadmaster_plugins.peft_files.names import Repair, find_repair
 from peft_adapters import Made, adapter_tensors, edit_adapter_config, make_adapter, write_adapter_tensors
 from tiny_models import IDS, relative_error
 

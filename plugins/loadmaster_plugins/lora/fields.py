@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from loadmaster_plugins.peft_files.config import Names
+
 Rank = Annotated[int, msgspec.Meta(ge=1)]
-Names = list[str] | str | None
 
 
-class Fields(msgspec.Struct, frozen=True, kw_only=True):
+class Fields(Names, frozen=True, kw_only=True):
     """The honoured fields of adapter_config.json. Absent ones have peft's defaults."""
 
     r: Rank = 8
@@ -18,11 +19,8 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
     use_rslora: bool = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, int | float] | None = None
-    target_modules: Names = None
-    exclude_modules: Names = None
     layers_to_transform: list[int] | int | None = None
-    layers_pattern: Names = None
+    layers_pattern: list[str] | str | None = None
     bias: Literal["none", "all", "lora_only"] = "none"
     lora_bias: bool = False
-    modules_to_save: list[str] | None = None
     use_dora: bool = False

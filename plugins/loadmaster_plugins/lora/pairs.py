@@ -10,6 +10,17 @@ from loadmaster_hookspecs.errors import IntegrityError, PlanError
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.lora.settings import Settings
 
+ROLES: Final[Mapping[str, str]] = {
+    ".lora_A.weight": "A",
+    ".lora_B.weight": "B",
+    ".lora_B.bias": "B_bias",
+    ".lora_embedding_A": "A",
+    ".lora_embedding_B": "B",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+}
+"""Ends of the names of stored tensors, and the part that these play."""
+
 LAYOUTS: Final[Mapping[str, TensorLayout]] = {
     "A": TensorLayout(name="A", dims=(AxisMap(axis="rank"), AxisMap(axis="in")), factor=True),
     "B": TensorLayout(name="B", dims=(AxisMap(axis="out"), AxisMap(axis="rank")), factor=True),

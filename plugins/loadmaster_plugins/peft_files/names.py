@@ -13,38 +13,30 @@ PEFT_PREFIX: Final = "base_model.model."
 WRAPPED: Final = ".base_layer."
 """What peft puts between a module that it wraps and that module's own parameters."""
 
-ROLES: Final[Mapping[str, str]] = {
-    ".lora_A.weight": "A",
-    ".lora_B.weight": "B",
-    ".lora_B.bias": "B_bias",
-    ".lora_embedding_A": "A",
-    ".lora_embedding_B": "B",
-    ".lora_magnitude_vector": "magnitude",
-    ".lora_magnitude_vector.weight": "magnitude",
-}
-"""Ends of the names of stored tensors, and the part that these play."""
-
 
 class Sorted(NamedTuple):
-    """Stored tensors by the module path in their names: `pairs` by role, `plain` by the parameter they would replace."""
+    """Stored tensors by the module path in their names: `changed` by role, `plain` by the parameter they would replace."""
 
-    pairs: dict[str, dict[str, str]]
+    changed: dict[str, dict[str, str]]
     plain: dict[str, dict[str, str]]
 
 
-def sort_names(names: Iterable[str]) -> Sorted:
-    """Sort stored names by what they are. Nothing is dropped: what is no part of a pair is a plain parameter."""
-    pairs: dict[str, dict[str, str]] = defaultdict(dict)
+def sort_names(names: Iterable[str], roles: Mapping[str, str]) -> Sorted:
+    """Sort stored names by what they are: `roles` has the ends of the names of tensors that change modules, and their parts.
+
+    Nothing is dropped: what has none of these ends is a plain parameter.
+    """
+    changed: dict[str, dict[str, str]] = defaultdict(dict)
     plain: dict[str, dict[str, str]] = defaultdict(dict)
     for name in names:
         own = name.removeprefix(PEFT_PREFIX)
-        ending = next((end for end in ROLES if own.endswith(end)), None)
+        ending = next((end for end in roles if own.endswith(end)), None)
         if ending is not None:
-            pairs[own.removesuffix(ending)][ROLES[ending]] = name
+            changed[own.removesuffix(ending)][roles[ending]] = name
         else:
             path, _, last = own.replace(WRAPPED, ".").rpartition(".")
             plain[path][last] = name
-    return Sorted(dict(pairs), dict(plain))
+    return Sorted(dict(changed), dict(plain))
 
 
 class Repair(NamedTuple):

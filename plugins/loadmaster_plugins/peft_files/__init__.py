@@ -1,0 +1,1 @@
+"""What all kinds of adapters share that peft writes: how configurations are judged, and how names find modules."""

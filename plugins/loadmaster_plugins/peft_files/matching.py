@@ -1,0 +1,171 @@
+"""Every stored tensor finds its module, as configuration and names say, or the adapter is refused with those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from loadmaster_hookspecs.adapters import AdapterModule, Replacement, StoredAdapter
+from loadmaster_hookspecs.errors import IntegrityError, PlanError
+from loadmaster_hookspecs.findings import Finding
+from loadmaster_hookspecs.models import ModuleKind
+from loadmaster_plugins.peft_files.config import FILE
+from loadmaster_plugins.peft_files.names import Repair, Sorted, find_repair, nearest, sort_names
+
+SHOWN: Final = 8
+"""Offenders that a message lists, at most."""
+
+
+class Changes(NamedTuple):
+    """What adapters of one type have for each module: a `noun` for it, its tensors, and the kinds of modules it can change.
+
+    `roles` has the ends of the tensors' names and the parts that they play.
+    """
+
+    noun: str
+    roles: Mapping[str, str]
+    kinds: tuple[ModuleKind, ...]
+
+
+class Scene(NamedTuple):
+    """An adapter's configuration and tensors, the model's modules by path, and the repair of names between them."""
+
+    stored: StoredAdapter
+    config: Any
+    changes: Changes
+    names: Sorted
+    modules: Mapping[str, AdapterModule]
+    repair: Repair
+
+    def module(self, path: str) -> AdapterModule:
+        """Return the module of a path in the file."""
+        return self.modules[self.repair.model_path(path)]
+
+    def replacements(self) -> tuple[Replacement, ...]:
+        """Return the parameters in whose place the adapter's own tensors are used."""
+        return tuple(
+            Replacement(path=self.repair.model_path(path), name=name, tensor=tensor)
+            for path, own in self.names.plain.items()
+            for name, tensor in own.items()
+        )
+
+    def count(self) -> str:
+        """Return how many of the modules' changes match, which after `match` is all: `216/216 pairs`."""
+        return f"{len(self.names.changed)}/{len(self.names.changed)} {self.changes.noun}"
+
+    def remarks(self) -> Iterator[Finding]:
+        """Yield the repair of names, if there is one."""
+        if str(self.repair):
+            yield Finding(level="info", code="LM-ADAPTER-PREFIX", where=FILE, message=f"{self.count()}, {self.repair}")
+
+
+def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], changes: Changes) -> Scene:
+    """Return which tensors belong to which modules; `config` is that of peft.
+
+    Raises PlanError LM-ADAPTER-UNMATCHED for tensors that belong nowhere, and IntegrityError LM-ADAPTER-MISSING,
+    LM-ADAPTER-TARGET or LM-ADAPTER-EMPTY where tensors and configuration contradict each other.
+    """
+    names = sort_names(stored.tensors, changes.roles)
+    by_path = {module.path: module for module in modules}
+    repair = find_repair([*names.changed, *names.plain], by_path)
+    scene = Scene(stored, config, changes, names, by_path, repair)
+    _refuse_unmatched(scene)
+    _refuse_untargeted(scene)
+    if not names.changed and not names.plain:
+        raise IntegrityError("LM-ADAPTER-EMPTY", "the adapter has no tensors", where={"adapter": stored.name})
+    return scene
+
+
+def _refuse_unmatched(scene: Scene) -> None:
+    """Raise PlanError LM-ADAPTER-UNMATCHED for tensors of modules, or parameters, that the model does not have."""
+    offenders: list[str] = []
+    for path in scene.names.changed:
+        module = scene.modules.get(scene.repair.model_path(path))
+        if module is None:
+            changeable = [each.path for each in scene.modules.values() if each.kind in scene.changes.kinds]
+            offenders.append(f"{path} (nearest: {nearest(path, changeable)})")
+        elif module.kind not in scene.changes.kinds:
+            offenders.append(f"{path} (a module of kind {module.kind!r}: only {_plural(scene.changes.kinds)} can be changed)")
+    lost = len(offenders)
+    for path, own in scene.names.plain.items():
+        module = scene.modules.get(scene.repair.model_path(path))
+        offenders += (f"{tensor} ({fault})" for name, tensor in own.items() if (fault := _fault(scene, path, name, module)))
+    if not offenders:
+        return
+    changed = len(scene.names.changed)
+    more = f"; and {len(offenders) - SHOWN} more" if len(offenders) > SHOWN else ""
+    raise PlanError(
+        "LM-ADAPTER-UNMATCHED",
+        f"{len(offenders)} parts of the adapter belong to nothing in the model: "
+        f"{changed - lost} of {changed} {scene.changes.noun} match",
+        where={"adapter": scene.stored.name},
+        why="; ".join(offenders[:SHOWN]) + more,
+        hints=["the adapter was made for another model, or for another version of its code"],
+    )
+
+
+def _plural(kinds: Sequence[ModuleKind]) -> str:
+    return " and ".join({"linear": "linear layers", "embedding": "embeddings"}.get(kind, kind) for kind in kinds)
+
+
+def _fault(scene: Scene, path: str, name: str, module: AdapterModule | None) -> str:
+    """Return why a plain tensor cannot replace a parameter, or an empty string."""
+    if module is None:
+        return f"no such module; nearest: {nearest(path, scene.modules)}"
+    if name not in module.parameters:
+        return "the module's weight is quantised" if module.quantised else f"the module has no {name}"
+    bias = getattr(scene.config, "bias", "none")  # `all`, or `lora_only` for the changed modules
+    biased = name == "bias" and (bias == "all" or (bias != "none" and path in scene.names.changed))
+    vocabulary = name == "weight" and (module.kind == "embedding" or module.head)
+    saved = any(path.endswith(each) for each in scene.config.modules_to_save or ())  # peft compares the ends of names
+    if not (biased or vocabulary or saved):
+        return f"neither modules_to_save nor bias in {FILE} speaks of it"
+    return ""
+
+
+def _refuse_untargeted(scene: Scene) -> None:
+    """Raise IntegrityError where the configuration targets other modules than the file has tensors for."""
+    targets, noun = _targets(scene), scene.changes.noun
+    if targets is None:
+        return
+    surplus = sorted(scene.names.changed.keys() - targets)
+    if surplus:
+        raise _contradiction(
+            "LM-ADAPTER-TARGET", scene, surplus, f"the file has {noun} for modules that target_modules leaves out"
+        )
+    absent = sorted(targets - scene.names.changed.keys())
+    if absent:
+        raise _contradiction(
+            "LM-ADAPTER-MISSING", scene, absent, f"the file has no {noun} for modules that target_modules names"
+        )
+    saved = scene.config.modules_to_save or ()
+    unsaved = [name for name in saved if not any(path.endswith(name) for path in scene.names.plain)]
+    if unsaved:
+        raise _contradiction("LM-ADAPTER-MISSING", scene, unsaved, "the file lacks modules that modules_to_save names")
+
+
+def _targets(scene: Scene) -> set[str] | None:
+    """Return the stored paths of the modules that the configuration targets, or None where it does not name any."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config = scene.config
+    if config.target_modules is None:
+        return None
+    shown = {
+        scene.repair.stored_path(path): module for path, module in scene.modules.items() if module.kind in scene.changes.kinds
+    }
+    if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
+        config.target_modules = {path for path, module in shown.items() if module.kind == "linear" and not module.head}
+    return {path for path in shown if check_target_module_exists(config, path)}
+
+
+def _contradiction(code: str, scene: Scene, paths: Collection[str], summary: str) -> IntegrityError:
+    listed = list(paths)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return IntegrityError(
+        code,
+        summary,
+        where={"adapter": scene.stored.name, "file": FILE},
+        why=f"{len(listed)}: {', '.join(listed[:SHOWN])}{more}",
+        hints=["the configuration and the tensors are not of one adapter: export both again"],
+    )
