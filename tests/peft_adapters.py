@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -34,19 +34,20 @@ class Made(NamedTuple):
 
 
 def make_adapter(root: Path, family: str = "llama", sizes: Mapping[str, Any] | None = None, **config: Any) -> Made:
-    """Write a random model and an adapter of it. `config` is that of peft's LoraConfig."""
+    """Write a random model and an adapter of it. `config` is that of peft's LoraConfig, or of the class `kind`."""
     model = save_model(make_model(family, **(sizes or {})), root / "model")
     return adapt(model, root / "adapter", **config)
 
 
-def adapt(model: Path, folder: Path, seed: int = 1, **config: Any) -> Made:
-    """Write a random adapter of the plain model in `model`."""
-    config = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "task_type": "CAUSAL_LM", **config}
+def adapt(model: Path, folder: Path, seed: int = 1, kind: type[PeftConfig] = LoraConfig, **config: Any) -> Made:
+    """Write a random adapter of the plain model in `model`; `kind` is peft's class of its configuration."""
+    sizes = {"r": 4, "lora_alpha": 6} if kind is LoraConfig else {}
+    config = {**sizes, "target_modules": ALL, "task_type": "CAUSAL_LM", **config}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-        wrapped = get_peft_model(base, LoraConfig(**config)).eval()
+        wrapped = get_peft_model(base, kind(**config)).eval()
         _randomise(wrapped, seed)
         logits = reference_logits(wrapped, list(IDS))
         wrapped.save_pretrained(str(folder))

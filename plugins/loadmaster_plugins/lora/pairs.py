@@ -9,6 +9,7 @@ from loadmaster_hookspecs.adapters import AdapterModule, AdapterPart, StoredAdap
 from loadmaster_hookspecs.errors import IntegrityError, PlanError
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.lora.settings import Settings
+from loadmaster_plugins.peft_files.matching import wrong_shape
 
 ROLES: Final[Mapping[str, str]] = {
     ".lora_A.weight": "A",
@@ -92,10 +93,4 @@ def _check_shapes(stored: StoredAdapter, module: AdapterModule, roles: Mapping[s
             continue
         side = 0 if role == "A" else 1
         ranks = f"tensor rank {shape[side]}, configured rank {rank}; " if role in ("A", "B") and len(shape) == 2 else ""
-        raise IntegrityError(
-            "LM-ADAPTER-SHAPE",
-            "a tensor of the adapter has another shape than its configuration and the model ask for",
-            where={"adapter": stored.name, "tensor": tensor, "module": module.path},
-            why=f"{ranks}shape {list(shape)}, needed {list(wanted)}",
-            hints=["rank_pattern gives single modules another rank", "the adapter may be of another model"],
-        )
+        raise wrong_shape(stored, tensor, module, wanted, ranks, "rank_pattern gives single modules another rank")

@@ -169,3 +169,16 @@ def _contradiction(code: str, scene: Scene, paths: Collection[str], summary: str
         why=f"{len(listed)}: {', '.join(listed[:SHOWN])}{more}",
         hints=["the configuration and the tensors are not of one adapter: export both again"],
     )
+
+
+def wrong_shape(
+    stored: StoredAdapter, tensor: str, module: AdapterModule, wanted: tuple[int, ...], remark: str, *hints: str
+) -> IntegrityError:
+    """Return the error for a tensor of another shape than `wanted`; `remark` comes before the shapes."""
+    return IntegrityError(
+        "LM-ADAPTER-SHAPE",
+        "a tensor of the adapter has another shape than its configuration and the model ask for",
+        where={"adapter": stored.name, "tensor": tensor, "module": module.path},
+        why=f"{remark}shape {list(stored.tensors[tensor].shape)}, needed {list(wanted)}",
+        hints=[*hints, "the adapter may be of another model"],
+    )
