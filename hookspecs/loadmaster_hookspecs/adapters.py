@@ -59,6 +59,9 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
     axes `in` and `out` of the module and any others, whose sizes `axes` gives; those others are never cut. A layout marked
     `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
     `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
+
+    Parts may name the same stored tensor: what they use of it is read once, and lies in memory once where it is cut alike. Of
+    the roles in `leading` the stored tensor may be larger than the module asks for: its first indices are used.
     """
 
     path: str
@@ -67,6 +70,7 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
     axes: dict[str, int]
     tensors: dict[str, str]
     layouts: tuple[TensorLayout, ...]
+    leading: tuple[str, ...] = ()
     touches: tuple[str, ...] = ("weight",)
     params: AdapterParams = {}
 
@@ -158,7 +162,7 @@ class AdapterKind(Protocol):
         ...
 
     def live(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> LiveChange:
-        """Return how the module changes while the adapter is chosen. `tensors` are the rank's own, by role.
+        """Return how the module changes while the adapter is chosen. `tensors` are the rank's own by role, to be left as they are.
 
         Runs once per module in the worker. Must be linear in the module's input where ranks share that, since their results
         are summed afterwards.
@@ -166,5 +170,8 @@ class AdapterKind(Protocol):
         ...
 
     def merge(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> Mapping[str, MergeChange]:
-        """Return how each of the parameters in `part.touches` changes. `tensors` are the rank's own in float32, by role."""
+        """Return how each of the parameters in `part.touches` changes.
+
+        `tensors` are the rank's own in float32 by role, to be left as they are.
+        """
         ...

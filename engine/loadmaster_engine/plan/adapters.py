@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from loadmaster_engine.plan.adapter_ranks import Fed, leading, plan_ranks
 from loadmaster_engine.plan.adapter_source import AdapterRequest
-from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.completeness import check_pieces
-from loadmaster_engine.plan.element_types import cast_ref
 from loadmaster_engine.plan.ledger import settle
-from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops
+from loadmaster_engine.plan.operations import PlacedPiece, place_piece
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise
-from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_engine.plan.ties import Ties
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StoredAdapter
 from loadmaster_hookspecs.errors import PlanError, UsageError
-from loadmaster_hookspecs.formats import CheckpointIndex
+from loadmaster_hookspecs.formats import CheckpointIndex, TensorMeta
 from loadmaster_hookspecs.layout import TensorLayout
 from loadmaster_hookspecs.models import ModelSpec, ModuleSpec, Piece
-from loadmaster_hookspecs.plan import AdapterPlan, FillOp, RankPlan, ReadOp
+from loadmaster_hookspecs.plan import AdapterPlan
 from loadmaster_hookspecs.sharding import ModulePlacement, Placement
-
-SCRATCH = 16 << 20
-"""Bytes of temporary memory for casts, as for the base model."""
 
 ROLE = "adapter"
 MATRIX = 2
@@ -147,8 +142,7 @@ def plan_adapters(base: Base, claimed: Sequence[Claimed]) -> tuple[AdapterPlan, 
 
 def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> AdapterPlan:
     index = request.index
-    rows, pieces = _tensors(base, index, claim)
-    ranks = _ranks(rows, pieces)
+    ranks = plan_ranks(_tensors(base, index, claim))
     return AdapterPlan(
         name=request.name,
         kind=request.kind,
@@ -164,20 +158,14 @@ def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> A
     )
 
 
-def _tensors(
-    base: Base, index: CheckpointIndex, claim: AdapterClaim
-) -> tuple[list[list[LocalTensor]], Mapping[str, PlacedPiece]]:
+def _tensors(base: Base, index: CheckpointIndex, claim: AdapterClaim) -> list[Fed]:
     """Return, for every tensor of an adapter, what each rank holds of it, and the stored tensor that feeds it."""
     numbers = {module.path: number for number, module in enumerate(base.spec.modules)}
-    rows: list[list[LocalTensor]] = []
-    pieces: dict[str, PlacedPiece] = {}
+    tensors: list[Fed] = []
 
-    def add(module: ModuleSpec, layout: TensorLayout, stored: str, dtype: str, placements: Sequence[Placement]) -> None:
-        row = [localise(module, layout, placement, dtype) for placement in placements]
-        piece = place_piece(Piece(tensor=stored), index.tensors[stored], len(layout.dims))
-        check_pieces(row[0].name, row[0].full_shape, dtype, [piece], index.files[piece.tensor.file].name)
-        pieces[row[0].name] = piece
-        rows.append(split_overlaps(row))
+    def add(row: list[LocalTensor], piece: PlacedPiece) -> None:
+        check_pieces(row[0].name, row[0].full_shape, row[0].dtype, [piece], index.files[piece.tensor.file].name)
+        tensors.append(Fed(row, piece))
 
     for part in claim.parts:
         number = numbers[part.path]
@@ -185,7 +173,10 @@ def _tensors(
         for layout in module.tensors:
             placed = [_placed(layout, rank[number].placement, position) for position, rank in enumerate(base.placements)]
             dtype = layout.dtype or ("F32" if base.merged else base.dtype)
-            add(module, layout, part.tensors[layout.name], dtype, placed)
+            row = [localise(module, layout, placement, dtype) for placement in placed]
+            stored = index.tensors[part.tensors[layout.name]]
+            sliced = layout.name in part.leading
+            add(row, leading(stored, row[0].full_shape) if sliced else _whole(stored, len(layout.dims)))
     for replacement in claim.replacements:
         number = numbers[replacement.path]
         module = base.spec.modules[number]
@@ -193,8 +184,13 @@ def _tensors(
         kept = f"{replacement.path}.{replacement.name}" in base.spec.keep_float32
         whole = msgspec.structs.replace(layout, role=ROLE)
         dtype = "F32" if kept else layout.dtype or base.dtype
-        add(module, whole, replacement.tensor, dtype, [rank[number].placement for rank in base.placements])
-    return rows, pieces
+        row = [localise(module, whole, rank[number].placement, dtype) for rank in base.placements]
+        add(row, _whole(index.tensors[replacement.tensor], len(layout.dims)))
+    return tensors
+
+
+def _whole(stored: TensorMeta, ndim: int) -> PlacedPiece:
+    return place_piece(Piece(tensor=stored.name), stored, ndim)
 
 
 def adapted(module: ModuleSpec, part: AdapterPart) -> ModuleSpec:
@@ -218,32 +214,3 @@ def _placed(layout: TensorLayout, placement: Placement, rank: int) -> Placement:
     if not once or any(dim.axis in placement.owns for dim in layout.dims):
         return placement
     return msgspec.structs.replace(placement, zeros=(layout.name,))
-
-
-def _ranks(rows: Sequence[Sequence[LocalTensor]], pieces: Mapping[str, PlacedPiece]) -> tuple[RankPlan, ...]:
-    """Return every rank's operations into an arena that holds the adapter's tensors alone."""
-    layouts = [lay_out(tensors, {}, {}) for tensors in zip(*rows, strict=True)]
-    places = [{binding.parameter: binding.offset for binding in layout.bindings} for layout in layouts]
-    reads: list[list[ReadOp]] = [[] for _ in layouts]
-    fills: list[list[FillOp]] = [[] for _ in layouts]
-    for row in rows:
-        piece = pieces[row[0].name]
-        transform = cast_ref(piece.tensor.dtype, row[0].dtype)
-        ops = [
-            list(read_ops(local, [piece], place[local.name], transform, lambda a, b: choose_via(a, b, "auto", mappable=True)))
-            for local, place in zip(row, places, strict=True)
-        ]
-        for rank, marked in enumerate(mark_repeated(ops, gather=True)):
-            reads[rank] += marked
-            fills[rank] += fill_ops(row[rank], places[rank][row[rank].name])
-    return tuple(
-        RankPlan(
-            rank=rank,
-            bytes=layout.nbytes,
-            reads=tuple(sorted(reads[rank], key=lambda op: (op.file, op.source.offset))),
-            fills=tuple(fills[rank]),
-            bindings=layout.bindings,
-            scratch=SCRATCH if any(op.transform for op in reads[rank]) else 0,
-        )
-        for rank, layout in enumerate(layouts)
-    )

@@ -57,7 +57,7 @@ class IA3:
         inputs = sum("input" in part.tensors for part in parts)
         facts = [
             "IA3",
-            scene.count(),
+            scene.matched(),
             f"{inputs} on inputs" if inputs else "",
             str(scene.repair),
             f"{len(replacements)} parameters replaced" if replacements else "",

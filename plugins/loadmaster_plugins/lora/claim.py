@@ -60,7 +60,7 @@ def _summary(scene: Scene, settings: Settings, parts: Sequence[AdapterPart], rep
     scales = _scales(scene, settings, parts)
     facts = [
         "DoRA" if settings.config.use_dora else "LoRA",
-        scene.count(),
+        scene.matched(),
         str(scene.repair),
         next(iter(scales), "") if len(scales) <= 1 else f"{len(scales)} different scales",
         f"{len(replacements)} parameters replaced" if replacements else "",

@@ -49,14 +49,14 @@ class Scene(NamedTuple):
             for name, tensor in own.items()
         )
 
-    def count(self) -> str:
+    def matched(self) -> str:
         """Return how many of the modules' changes match, which after `match` is all: `216/216 pairs`."""
         return f"{len(self.names.changed)}/{len(self.names.changed)} {self.changes.noun}"
 
     def remarks(self) -> Iterator[Finding]:
         """Yield the repair of names, if there is one."""
         if str(self.repair):
-            yield Finding(level="info", code="LM-ADAPTER-PREFIX", where=FILE, message=f"{self.count()}, {self.repair}")
+            yield Finding(level="info", code="LM-ADAPTER-PREFIX", where=FILE, message=f"{self.matched()}, {self.repair}")
 
 
 def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], changes: Changes) -> Scene:
