@@ -162,10 +162,10 @@ class AdapterKind(Protocol):
         ...
 
     def live(self, part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> LiveChange:
-        """Return how the module changes while the adapter is chosen. `tensors` are the rank's own by role, to be left as they are.
+        """Return how the module changes while the adapter is chosen.
 
-        Runs once per module in the worker. Must be linear in the module's input where ranks share that, since their results
-        are summed afterwards.
+        `tensors` are the rank's own by role, to be left as they are. Runs once per module in the worker. The change must be
+        linear in the module's input where ranks share that, since their results are summed afterwards.
         """
         ...
 

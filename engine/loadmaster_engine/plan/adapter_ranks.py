@@ -1,7 +1,7 @@
 """Every rank's operations into an arena that holds the tensors of one adapter alone.
 
-Parts may use the same stored tensor, or the beginning of it. What they use is then read from storage once, and lies in the arena
-once where they are cut alike on every rank.
+Parts may use the same stored tensor, or the beginning of it. What they use is then read from storage once, and it lies in the
+arena once where they are cut alike on every rank.
 """
 
 from __future__ import annotations
