@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadmaster_engine.plan.adapter_ranks import Fed, leading, plan_ranks
+from loadmaster_engine.plan.adapter_results import checked_adapter_claim
 from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plan.completeness import check_pieces
 from loadmaster_engine.plan.ledger import settle
@@ -59,7 +60,7 @@ def claim_adapters(
         kind = host.adapter_kind(request.kind)
         stored = StoredAdapter(name=request.name, config=request.index.config, tensors=request.index.tensors)
         with host.attributed(kind, f"claim of adapter kind {kind.name}"):
-            claimed.append(Claimed(request, kind.claim(stored, modules)))
+            claimed.append(Claimed(request, checked_adapter_claim(kind.claim(stored, modules), stored, modules)))
     if merged:
         _check_mergeable(claimed, modules)
     return tuple(claimed)
