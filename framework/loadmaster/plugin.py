@@ -31,9 +31,11 @@ from loadmaster_hookspecs.adapters import (
     AdapterParams,
     AdapterPart,
     BaseLayer,
+    InputChange,
     LiveChange,
     MergeChange,
     Replacement,
+    ResultChange,
     StoredAdapter,
 )
 from loadmaster_hookspecs.dtypes import BITS, BY_TORCH_NAME, FLOATS, TORCH_NAMES, itemsize
@@ -134,6 +136,7 @@ __all__ = [
     "FormatLoader",
     "HostRecord",
     "Ignored",
+    "InputChange",
     "IntegrityError",
     "Interval",
     "Level",
@@ -164,6 +167,7 @@ __all__ = [
     "Replacement",
     "ResourceError",
     "Result",
+    "ResultChange",
     "Service",
     "ServiceFactory",
     "Session",

@@ -10,8 +10,19 @@ import torch
 from peft import IA3Config
 
 import loadmaster as lm
-from peft_adapters import ALL, Made, adapt, adapter_tensors, check, edit_adapter_config, make_adapter, write_adapter_tensors
+from peft_adapters import (
+    ALL,
+    TOLERANCE,
+    Made,
+    adapt,
+    adapter_tensors,
+    check,
+    edit_adapter_config,
+    make_adapter,
+    write_adapter_tensors,
+)
 from quantised_models import Scheme, write_quantised
+from tiny_models import IDS, relative_error
 
 DOWN = ["down_proj"]
 
@@ -68,6 +79,19 @@ def test_equal_ranks_with_padding(tmp_path: Path) -> None:
 def test_one_of_two_tied_modules(targets: list[str], tmp_path: Path) -> None:
     sizes = {"tie_word_embeddings": True}
     check(make_adapter(tmp_path, sizes=sizes, kind=IA3Config, target_modules=targets, feedforward_modules=[]), (2,))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_beside_a_lora_by_turns(ranks: int, tmp_path: Path) -> None:
+    ia3 = make_adapter(tmp_path, kind=IA3Config, feedforward_modules=DOWN)
+    lora = adapt(ia3.model, tmp_path / "lora", use_dora=True)
+    folders = {"ia3": ia3.adapter, "lora": lora.adapter}
+    with lm.Engine(ia3.model, tensor_parallel=ranks, adapters=folders, dtype="float32", executor="inline") as loaded:
+        plain = loaded.logits(list(IDS))
+        for _ in range(2):
+            assert relative_error(loaded.logits(list(IDS), adapter="ia3"), ia3.logits) < TOLERANCE
+            assert relative_error(loaded.logits(list(IDS), adapter="lora"), lora.logits) < TOLERANCE
+            assert (loaded.logits(list(IDS)) == plain).all()
 
 
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(method="awq", version="gemm")])

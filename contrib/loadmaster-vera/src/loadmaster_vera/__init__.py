@@ -45,7 +45,7 @@ WITHOUT_EFFECT = {
 """Fields about origin, training and initialisation. The key made the projections, which are in the file."""
 
 
-OFF = (None, False, "none", [], {})
+OFF: tuple[Any, ...] = (None, False, "none", [], {})
 """Values that switch a field off, known or not."""
 
 
@@ -112,7 +112,7 @@ def read_fields(config: Mapping[str, Any]) -> Fields:
 
 def check_tensors(stored: StoredAdapter, rank: int, targets: Sequence[AdapterModule]) -> None:
     """Raise PlanError that lists tensors which are absent, of another shape, or of no targeted layer."""
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         A: (rank, max((module.in_features for module in targets), default=0)),
         B: (max((module.out_features for module in targets), default=0), rank),
     }
