@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from peft import IA3Config
 
 import loadmaster as lm
-from loadmaster.plugin import AdapterClaim, AdapterModule, Match, Replacement, StoredAdapter, TensorMeta, hookimpl
+from loadmaster.plugin import AdapterClaim, AdapterMode, AdapterModule, Match, Replacement, StoredAdapter, TensorMeta, hookimpl
 from loadmaster_engine.plan.adapter_results import checked_adapter_claim
 from loadmaster_plugins.ia3.kind import IA3
 from peft_adapters import edit_adapter_config, make_adapter
@@ -69,26 +69,35 @@ def test_a_mistaken_claim_is_found(change: Change, why: str) -> None:
 
 
 class Mistaken(IA3):
-    """IA3 under another type; it forgets what it found."""
+    """IA3 under another type, with one call replaced."""
 
     name = "mistaken"
 
+    def __init__(self, call: str, result: Any) -> None:
+        setattr(self, call, lambda *_: result)
+
     def detect(self, config: Mapping[str, Any]) -> Match | None:
         return Match(score=1.0, evidence="") if config["peft_type"] == "MISTAKEN" else None
-
-    def claim(self, stored: StoredAdapter, modules: Sequence[AdapterModule]) -> AdapterClaim:
-        return replace(super().claim(stored, modules), parts=())
 
     @hookimpl
     def loadmaster_adapters(self) -> list[Any]:
         return [self]
 
 
-def test_the_error_names_the_plugin(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "result", "mode", "why"),
+    [
+        ("claim", AdapterClaim(summary="", parts=()), "live", "leaves 2 tensors out without a reason"),
+        ("live", lambda x, output: output, "live", "returned function instead of a LiveChange"),
+        ("merge", {"bias": None}, "merged", "changes ['bias'] of a module whose part touches ['weight']"),
+    ],
+)
+def test_the_error_names_the_plugin(call: str, result: Any, mode: AdapterMode, why: str, tmp_path: Path) -> None:
     made = make_adapter(tmp_path, kind=IA3Config, target_modules=["k_proj"], feedforward_modules=[])
     edit_adapter_config(made.adapter, peft_type="MISTAKEN")
+    plugins = [Mistaken(call, result)]
     with pytest.raises(lm.PluginError) as caught:
-        lm.Engine(made.model, adapters={"it": made.adapter}, executor="inline", plugins=[Mistaken()])
+        lm.Engine(made.model, adapters={"it": made.adapter}, adapter_mode=mode, executor="inline", plugins=plugins)
     assert caught.value.code == "LM-PLUGIN-FAILED"
-    assert caught.value.report.where["call"] == "claim of adapter kind mistaken"
-    assert "leaves 2 tensors out without a reason" in caught.value.report.why
+    assert str(caught.value.report.where["call"]).startswith(f"{call} of adapter kind mistaken")
+    assert why in caught.value.report.why

@@ -33,7 +33,10 @@ def merge(host: PluginHost, model: torch.nn.Module, load: AdapterLoad, shared: C
     for part in load.plan.parts:
         layer = PlacedLayer(model.get_submodule(part.path), None, add_up if part.path in shared else None)
         with torch.inference_mode(), host.attributed(kind, f"merge of adapter kind {kind.name} for {part.path}"):
-            _apply(layer.module, kind.merge(part, adapter.tensors_of(part), layer))
+            changes = kind.merge(part, adapter.tensors_of(part), layer)
+            if set(changes) != set(part.touches):  # others may be views of a file, or shared with another module
+                raise ValueError(f"changes {sorted(changes)} of a module whose part touches {sorted(part.touches)}")
+            _apply(layer.module, changes)
     touched = frozenset(f"{part.path}.{name}" for part in load.plan.parts for name in part.touches)
     return Merged(touched, own)
 

@@ -91,7 +91,10 @@ class Resident:
             layer = PlacedLayer(model.get_submodule(part.path), weight, add_up)
             kind = host.adapter_kind(self.plan.kind)
             with torch.inference_mode(), host.attributed(kind, f"live of adapter kind {kind.name} for {part.path}"):
-                self.changes[part.path] = kind.live(part, self.tensors_of(part), layer)
+                change = kind.live(part, self.tensors_of(part), layer)
+                if not isinstance(change, LiveChange):
+                    raise TypeError(f"returned {type(change).__name__} instead of a LiveChange")
+                self.changes[part.path] = change
         agreement.done()
 
     def tensors_of(self, part: AdapterPart) -> dict[str, torch.Tensor]:
