@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from adapter_workers import Piece, Workers
+from loadmaster_hookspecs.adapters import Replacement
 from loadmaster_hookspecs.errors import LoadmasterError
 from peft_adapters import adapt
 from tiny_models import IDS, make_model, save_model
@@ -125,13 +127,27 @@ def test_a_row_cannot_name_an_adapter_that_is_not_ready(tmp_path: Path) -> None:
         workers.step(Piece(0, IDS, 0, 1), Piece(1, IDS))
 
 
-def test_what_cannot_be_told_apart_by_token_is_refused_by_name(tmp_path: Path) -> None:
-    model = save_model(make_model("gpt_oss", num_local_experts=4, num_experts_per_tok=2), tmp_path / "model")
-    made = adapt(model, tmp_path / "adapter", target_modules=["lm_head"], modules_to_save=["self_attn"])
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("model.layers.0.self_attn", "more with its parameters"),
+        ("model.layers.0.mlp.experts.1.up_proj", "that a router sends"),
+        ("model.layers.1.self_attn.gate_proj", "does not call it"),
+    ],
+)
+def test_what_cannot_be_told_apart_by_token_is_refused_by_name(path: str, why: str, tmp_path: Path) -> None:
+    model = save_model(make_model("llama"), tmp_path / "model")
+    made = adapt(model, tmp_path / "adapter", target_modules=["q_proj"])
     with Workers(model) as workers:
-        (state,) = workers.open(1, workers.plan(made.adapter))
+        plan = workers.plan(made.adapter)
+        if path.endswith("self_attn"):
+            plan = msgspec.structs.replace(plan, replacements=(Replacement(path=path, name="sinks", tensor="sinks"),))
+        else:
+            plan = msgspec.structs.replace(plan, parts=(msgspec.structs.replace(plan.parts[0], path=path),))
+        (state,) = workers.open(1, plan)
         assert state.error is not None
         assert state.error.code == "LM-ADAPTER-ALONE"
-        assert state.error.where["module"] == "model.layers.0.self_attn"
+        assert state.error.where["module"] == path
+        assert why in state.error.why
         workers.close(1)
         workers.step(Piece(0, IDS))
