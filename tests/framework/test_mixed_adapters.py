@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from adapter_workers import Piece, Workers
+from loadmaster_engine.run.adapters import axes
 from loadmaster_hookspecs.adapters import Replacement
 from loadmaster_hookspecs.errors import LoadmasterError
 from peft_adapters import adapt
@@ -125,6 +127,14 @@ def test_a_row_cannot_name_an_adapter_that_is_not_ready(tmp_path: Path) -> None:
     model = save_model(make_model("llama"), tmp_path / "model")
     with Workers(model) as workers, pytest.raises(LoadmasterError, match="LM-SERVICE-ADAPTER"):
         workers.step(Piece(0, IDS, 0, 1), Piece(1, IDS))
+
+
+def test_an_adapter_of_the_load_is_looked_at_when_serving_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_model(make_model("llama"), tmp_path / "model")
+    made = adapt(model, tmp_path / "adapter", target_modules=["q_proj"])
+    monkeypatch.setattr(axes, "ROUTED", re.compile("q_proj"))
+    with pytest.raises(LoadmasterError, match="LM-ADAPTER-ALONE"):
+        Workers(model, adapters={"it": made.adapter})
 
 
 @pytest.mark.parametrize(
