@@ -22,6 +22,7 @@ from loadmaster_engine.load import adapters as loading
 from loadmaster_engine.load.arena import Arena, reserve
 from loadmaster_engine.serve.adapter_messages import AdapterState
 from loadmaster_hookspecs.errors import LoadmasterError
+from loadmaster_hookspecs.plan import AdapterPlan
 from loadmaster_plugins.lora import product
 from peft_adapters import Made, adapt, engine, make_adapter
 from tiny_models import IDS, make_model, save_model
@@ -79,9 +80,21 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
+def bring_to(workers: Workers, number: int, state: str, plan: AdapterPlan) -> None:
+    workers.open(number, plan)
+    if state == "half moved":
+        workers.move(number, 0.0)
+    if state == "failed":
+        workers.build(number)
+    if state in ("half built", "ready", "in use"):
+        workers.move(number)
+        workers.build(number, 3 if state == "half built" else 1000)
+    if state == "in use":
+        probabilities(workers, number)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("state", ["opened", "half moved", "half built", "ready", "in use", "failed"])
-def test_closing_gives_the_memory_back_at_once(made: Made, state: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_gives_the_memory_back_at_once(made: Made, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     memory: list[weakref.ref[Any]] = []
 
     def watched(nbytes: int, device: str, rank: int) -> Arena:
@@ -92,24 +105,16 @@ def test_closing_gives_the_memory_back_at_once(made: Made, state: str, ranks: in
     monkeypatch.setattr(loading, "reserve", watched)
     monkeypatch.setattr(loading, "PIECE_BYTES", 512)
     with Workers(made.model, ranks) as workers, no_collector():
-        before = probabilities(workers, 0)
-        hooks = count_hooks(workers)
-        workers.open(1, workers.plan(made.adapter))
-        if state == "half moved":
-            workers.move(1, 0.0)
-        if state in ("half built", "ready", "in use"):
-            workers.move(1)
-            workers.build(1, 3 if state == "half built" else 1000)
-        if state == "in use":
-            probabilities(workers, 1)
-        if state == "failed":
-            workers.build(1)
-            assert [ref() for ref in memory] == [None] * ranks
-        assert len(memory) == ranks
-        workers.close(1)
-        assert [ref() for ref in memory] == [None] * ranks
-        assert count_hooks(workers) == hooks
-        assert np.array_equal(probabilities(workers, 0), before)
+        before, hooks, plan = probabilities(workers, 0), count_hooks(workers), workers.plan(made.adapter)
+        for number, state in enumerate(("opened", "half moved", "half built", "ready", "in use", "failed"), 1):
+            memory.clear()
+            bring_to(workers, number, state, plan)
+            assert len(memory) == ranks
+            assert all((ref() is None) == (state == "failed") for ref in memory), state
+            workers.close(number)
+            assert [ref() for ref in memory] == [None] * ranks, state
+            assert count_hooks(workers) == hooks
+            assert np.array_equal(probabilities(workers, 0), before)
         with pytest.raises(LoadmasterError, match="LM-SERVICE-ADAPTER"):
             workers.close(1)
 
@@ -135,9 +140,14 @@ def shorten(file: Path) -> None:
     file.write_bytes(content[:-8])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("when", ["before opening", "before moving"])
-@pytest.mark.parametrize(("damage", "code"), [(shorten, "LM-FILE-CHANGED"), (Path.unlink, "LM-FILE-MISSING")])
+@pytest.mark.parametrize(
+    ("damage", "code", "when", "ranks"),
+    [
+        (shorten, "LM-FILE-CHANGED", "before opening", 2),
+        (shorten, "LM-FILE-CHANGED", "before moving", 1),
+        (Path.unlink, "LM-FILE-MISSING", "before moving", 2),
+    ],
+)
 def test_a_damaged_file_is_told_of_and_touches_nobody(
     damage: Callable[[Path], None], code: str, when: str, ranks: int, tmp_path: Path
 ) -> None:
