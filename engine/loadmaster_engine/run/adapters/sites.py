@@ -85,12 +85,16 @@ class Site:
 
     def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], output: Any) -> None:
         """Write into `output` what the module gives for the tokens of one adapter."""
-        own = tuple(_part(value, axis, segment) for value in args)
-        replaced = self.replaced.get(segment.adapter)
         change = self.changes.get(segment.adapter, NOTHING).result
-        with _replaced(self._module, replaced or {}):
-            # `forward` itself, since hooks are for the whole step.
-            part = self._module.forward(*own) if replaced else _part(output, axis, segment)
+        replaced = self.replaced.get(segment.adapter)
+        if replaced is None:
+            if change is not None:
+                part = _part(output, axis, segment)
+                _write(output, axis, segment, change(_part(args[0], axis, segment), part))
+            return
+        own = _part(args, axis, segment)
+        with _replaced(self._module, replaced):
+            part = self._module.forward(*own)  # itself, since hooks are for the whole step
             _write(output, axis, segment, part if change is None else change(own[0], part))
 
     def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
