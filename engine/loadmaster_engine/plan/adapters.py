@@ -39,7 +39,7 @@ class Claimed(NamedTuple):
     claim: AdapterClaim
 
 
-class Base(NamedTuple):
+class PlacedBase(NamedTuple):
     """What adapters need to know of the planned model: `placements` has one row of modules per rank."""
 
     spec: ModelSpec
@@ -140,12 +140,12 @@ def prepare_merge(spec: ModelSpec, ties: Ties, claimed: Sequence[Claimed]) -> tu
     return msgspec.structs.replace(spec, sources=sources, modules=modules), ties._replace(aliases=aliases)
 
 
-def plan_adapters(base: Base, claimed: Sequence[Claimed]) -> tuple[AdapterPlan, ...]:
+def plan_adapters(base: PlacedBase, claimed: Sequence[Claimed]) -> tuple[AdapterPlan, ...]:
     """Return the plan of every adapter, with its own ledger. Raises IntegrityError for tensors of the wrong shape or type."""
     return tuple(_plan_adapter(base, request, claim) for request, claim in claimed)
 
 
-def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> AdapterPlan:
+def _plan_adapter(base: PlacedBase, request: AdapterRequest, claim: AdapterClaim) -> AdapterPlan:
     index = request.index
     rows, pieces = _tensors(base, index, claim)
     ranks = _ranks(rows, pieces)
@@ -165,7 +165,7 @@ def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> A
 
 
 def _tensors(
-    base: Base, index: CheckpointIndex, claim: AdapterClaim
+    base: PlacedBase, index: CheckpointIndex, claim: AdapterClaim
 ) -> tuple[list[list[LocalTensor]], Mapping[str, PlacedPiece]]:
     """Return, for every tensor of an adapter, what each rank holds of it, and the stored tensor that feeds it."""
     numbers = {module.path: number for number, module in enumerate(base.spec.modules)}
