@@ -1,0 +1,27 @@
+"""What an adapter is, whatever it is called and wherever it lies: a digest of all bytes that decide what it does."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from loadmaster_engine.plan.adapter_source import MODEL_CONFIG, AdapterRequest, AdapterSource
+from loadmaster_engine.plugin_host import PluginHost
+
+BLOCK: Final = 4 << 20
+"""Bytes that are read and hashed at a time. Both let other threads run."""
+
+
+def content_digest(host: PluginHost, request: AdapterRequest) -> str:
+    """Return the digest, as hexadecimal digits, of an adapter's configuration and of every file that holds its tensors.
+
+    Raises IntegrityError when a file is gone.
+    """
+    source = AdapterSource(host.open_source(request.index.source))
+    digest = hashlib.blake2b(digest_size=32)
+    for name in (MODEL_CONFIG, *sorted(file.name for file in request.index.files)):
+        size = source.size(name)
+        digest.update(f"{name}\0{size}\0".encode())
+        for offset in range(0, size, BLOCK):
+            digest.update(source.read(name, offset, min(BLOCK, size - offset)))
+    return digest.hexdigest()

@@ -1,0 +1,39 @@
+"""How a running engine reaches its ranks about adapters: one short call between two steps at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from loadmaster.adapters.moving import Answer
+from loadmaster.adapters.reach import Reach
+from loadmaster.serving.loop import StepLoop
+from loadmaster_hookspecs.errors import WorkerError
+
+BUSY_SECONDS: Final = 0.002
+"""Slice of a load while requests run: about a tenth of a step of a small model."""
+
+IDLE_SECONDS: Final = 0.01
+"""Slice of a load while none does: the next request waits for the rest of it at most."""
+
+
+class BetweenSteps:
+    """Has `calls` made by the thread that steps."""
+
+    def __init__(self, loop: StepLoop, calls: Reach) -> None:
+        self._loop = loop
+        self._calls = calls
+
+    def slice_seconds(self) -> float:
+        """Return how long a call may take: little while requests run."""
+        return IDLE_SECONDS if self._loop.idle else BUSY_SECONDS
+
+    def begin(self, op: str, bodies: bytes | Sequence[bytes]) -> Future[Answer]:
+        """Have a call made after the step that runs."""
+        try:
+            return self._loop.between_steps(lambda: self._calls.begin(op, bodies).result())
+        except WorkerError as error:
+            failed: Future[Answer] = Future()
+            failed.set_exception(error)
+            return failed
