@@ -19,7 +19,6 @@ from loadmaster.adapters.limits import AdapterLimits
 from loadmaster.adapters.manager import AdapterManager
 from loadmaster.adapters.moving import Answer
 from loadmaster.adapters.planning import AdapterPlanning
-from loadmaster.adapters.reach import InTurns
 from loadmaster.adapters.uses import BASE, Use
 from loadmaster.bringup import (
     SLOWEST_STORAGE,
@@ -77,8 +76,8 @@ class Engine:
         executor: `inline` runs all ranks in this process, `multiprocess` one worker process per rank. Default: inline for one
             rank, multiprocess for several.
         dtype, device, read_mode, equal_ranks, strict, kernel, adapters, adapter_mode: as in `loadmaster.plan`.
-        adapter_bytes: memory for adapters in bytes, over all ranks together. auto: what those given take, and a twentieth of the
-            model's bytes or 64 MiB besides.
+        adapter_bytes: memory for adapters in bytes, over all ranks together. auto: what those given take, and a twentieth of
+            the model's bytes or 64 MiB besides.
         max_adapter_rank: the highest rank that an adapter may have; 0 for no limit.
         distributed_init_method: how worker processes find each other: `auto`, `tcp://HOST:PORT`, `env://`, `file:///PATH`.
         on_event: called in this process with every event of the load.
@@ -309,7 +308,7 @@ class Engine:
         """Return what lets adapters come and go, with those of the plan."""
         base = PlanRequest(index=self._index, settings=plan.settings)
         planning = AdapterPlanning(self._factory, self._record, base, self._turn, self._notice)
-        manager = AdapterManager(self._host, plan, self._limits, planning, InTurns(self._ask_about_adapter), self._notice)
+        manager = AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
         manager.begin(plan, self._adapters)
         return manager
 

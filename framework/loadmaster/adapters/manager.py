@@ -16,7 +16,7 @@ from loadmaster.adapters.limits import AdapterLimits
 from loadmaster.adapters.moving import Answer, Ask, bring_in, take_away
 from loadmaster.adapters.opening import open_named
 from loadmaster.adapters.planning import AdapterPlanning
-from loadmaster.adapters.reach import Reach
+from loadmaster.adapters.reach import AtOnce, Reach
 from loadmaster.adapters.uses import BASE, Use
 from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plugin_host import PluginHost
@@ -36,7 +36,7 @@ class AdapterManager:
     """Loads on a thread of its own. All methods may be called from any thread.
 
     Calls for one name take effect in the order in which they were made, and an unload that is called while another one of the
-    same name is under way is that one.
+    same name is under way is that one. `ask` reaches the ranks, at the moments that `reach` finds.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class AdapterManager:
         plan: LoadPlan,
         limits: AdapterLimits,
         planning: AdapterPlanning,
-        reach: Reach,
+        ask: Ask,
         tell: Callable[[str], None],
     ) -> None:
-        self.reach = reach
+        self.reach: Reach = AtOnce()
+        self._ask = ask
         self._host = host
         self._limits = limits
         self._planning = planning
@@ -61,12 +62,18 @@ class AdapterManager:
         self._latest: dict[str, Future[AdapterInfo] | Future[int]] = {}
         self._unloads: dict[str, Future[int]] = {}
         self._running: Future[AdapterInfo] | None = None
+        self._arriving: Entry | None = None
         self._closing = False
 
     @property
     def nbytes(self) -> int:
         """Bytes that the adapters take over all ranks."""
         return sum(entry.nbytes for entry in self._catalogue.held() if entry.resident)
+
+    @property
+    def forgotten(self) -> int:
+        """Bytes that adapters take over all ranks once they are brought back."""
+        return sum(entry.nbytes for entry in self._catalogue.held() if not entry.resident)
 
     @property
     def reserved(self) -> int:
@@ -121,7 +128,8 @@ class AdapterManager:
 
     def forget(self) -> None:
         """Note that the ranks have given everything back, adapters too."""
-        for entry in self._catalogue.held():
+        arriving = () if self._arriving is None else (self._arriving,)
+        for entry in (*self._catalogue.held(), *arriving):
             entry.resident = not self._live
 
     def bring_back(self, ask: Ask) -> dict[int, str]:
@@ -135,6 +143,7 @@ class AdapterManager:
                 continue
             try:
                 self._bring_in(ask, entry)
+                entry.resident = True
             except LoadmasterError as error:
                 lost[entry.number] = str(error)
                 self._tell(f"adapter {entry.name} cannot be loaded again and is dropped: {error.report.summary}")
@@ -168,7 +177,11 @@ class AdapterManager:
         pinned = pinned or (present is not None and present.pinned)
         entry = Entry(plan, next(self._numbers), digest, pinned=pinned)
         self._make_room(entry)
-        self._bring_in(self._ask, entry)
+        self._arriving = entry
+        try:
+            self._bring_in(partial(self._ask_between, entry), entry)
+        finally:
+            self._arriving = None
         replaced = self._catalogue.publish(entry)
         if replaced is not None:
             self._close(replaced)
@@ -186,11 +199,9 @@ class AdapterManager:
     def _bring_in(self, ask: Ask, entry: Entry) -> None:
         """Bring an adapter to the ranks, and make sure that it is the one whose content is known."""
         bring_in(ask, entry.plan, entry.number, self.reach.slice_seconds)
-        entry.resident = True
         request = open_named(self._host, entry.name, entry.plan.source)
         if content_digest(self._host, request) != entry.digest:
             take_away(ask, entry.number)
-            entry.resident = False
             raise IntegrityError(
                 "LM-ADAPTER-CHANGED",
                 "the adapter's files changed while they were read",
@@ -198,13 +209,21 @@ class AdapterManager:
                 hints=["load it again once they are complete"],
             )
 
-    def _ask(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        """Make a call from the thread that loads. Refused while closing, so that a load ends at its next slice."""
+    def _ask_between(self, entry: Entry, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+        """Make a call about an adapter that arrives. Refused while closing, so that a load ends at its next slice."""
         if self._closing:
             raise _closing()
+
+        def call() -> Answer:
+            if not entry.resident:
+                raise ResourceError("LM-ADAPTER-ASLEEP", "the engine fell asleep while an adapter was loaded")
+            return self._ask(op, bodies)
+
+        answer = self.reach.begin(call)
         try:
-            return self.reach.begin(op, bodies).result(CALL_SECONDS)
+            return answer.result(CALL_SECONDS)
         except TimeoutError:
+            answer.cancel()
             raise ResourceError("LM-ENGINE-BUSY", f"the ranks had no time for an adapter in {CALL_SECONDS:.0f} s") from None
 
     def _unload(self, name: str, outcome: Future[int]) -> None:
@@ -224,12 +243,13 @@ class AdapterManager:
 
     def _close(self, entry: Entry) -> None:
         """Take an adapter that nobody uses any more from the ranks."""
-        if entry.resident:
-            body = encode(AdapterClose(number=entry.number))
-            self.reach.begin("adapter_close", body).add_done_callback(partial(self._closed, entry))
-        else:
-            self._catalogue.drop(entry)
-            entry.closed.set_result(0)
+
+        def call() -> Answer:
+            if not entry.resident:
+                return Answer((), 0.0)  # given back with the weights
+            return self._ask("adapter_close", encode(AdapterClose(number=entry.number)))
+
+        self.reach.begin(call).add_done_callback(partial(self._closed, entry))
 
     def _closed(self, entry: Entry, answer: Future[Answer]) -> None:
         self._catalogue.drop(entry)

@@ -37,15 +37,17 @@ def bring_in(ask: Ask, plan: AdapterPlan, number: int, slice_seconds: Callable[[
     """
     deadline = time.monotonic() + STAGE_TIMEOUT + sum(rank.bytes for rank in plan.ranks) / SLOWEST_STORAGE
 
-    def step(op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+    def step(op: str, body: bytes) -> Answer:
         if time.monotonic() > deadline:
             raise WorkerError("LM-ADAPTER-SLOW", "an adapter did not arrive in time", where={"stage": op})
-        answer = ask(op, bodies)
+        answer = ask(op, body)
         _check(answer.states)
         return answer
 
+    opened = ask("adapter_open", [encode(each) for each in _openings(plan, number)])
     try:
-        states = step("adapter_open", [encode(each) for each in _openings(plan, number)]).states
+        states = opened.states
+        _check(states)
         while any(state.moved < state.total for state in states):
             states = step("adapter_move", encode(AdapterMove(number=number, seconds=slice_seconds()))).states
         parts = 1

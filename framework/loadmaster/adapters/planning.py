@@ -16,7 +16,6 @@ from loadmaster_hookspecs.errors import LoadmasterError, from_report
 from loadmaster_hookspecs.executors import Executor, ExecutorFactory, HostRecord, WorkerSpec
 from loadmaster_hookspecs.plan import AdapterPlan
 
-
 REST_SECONDS: Final = 10.0
 """Seconds that ending the planner waits for a plan."""
 

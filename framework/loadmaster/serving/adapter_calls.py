@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
 from loadmaster.adapters.moving import Answer
-from loadmaster.adapters.reach import Reach
 from loadmaster.serving.loop import StepLoop
 from loadmaster_hookspecs.errors import WorkerError
 
@@ -19,20 +18,19 @@ IDLE_SECONDS: Final = 0.01
 
 
 class BetweenSteps:
-    """Has `calls` made by the thread that steps."""
+    """Has calls made by the thread that steps."""
 
-    def __init__(self, loop: StepLoop, calls: Reach) -> None:
+    def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
-        self._calls = calls
 
     def slice_seconds(self) -> float:
         """Return how long a call may take: little while requests run."""
         return IDLE_SECONDS if self._loop.idle else BUSY_SECONDS
 
-    def begin(self, op: str, bodies: bytes | Sequence[bytes]) -> Future[Answer]:
+    def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Have a call made after the step that runs."""
         try:
-            return self._loop.between_steps(lambda: self._calls.begin(op, bodies).result())
+            return self._loop.between_steps(work)
         except WorkerError as error:
             failed: Future[Answer] = Future()
             failed.set_exception(error)

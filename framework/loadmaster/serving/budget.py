@@ -76,16 +76,14 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, adapter
         f"{share - 1:.0%} of which is gathered at a time",
         hints=[
             *([f"max_model_len {fit} fits, with kv_bytes {fit * token}"] if fit >= settings.block_size else []),
-            *([f"adapter_bytes less by {need - usable} fits"] if adapters >= need - usable else []),
+            *([f"adapter_bytes {adapters - (need - usable)} fits"] if adapters >= need - usable else []),
             *(["use --dtype bfloat16"] if plan.dtype == "F32" and need / 2 <= usable else []),
             "free memory or raise the container's limit",
         ],
     )
 
 
-def plan_kv(
-    plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0
-) -> KvPlan:
+def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0) -> KvPlan:
     """Return the reservation. `available` is the node's free memory in bytes, after the load; `adapters` stays free for those
     to come.
 
@@ -121,7 +119,10 @@ def _block_bytes(ranks: Sequence[Probed], settings: EngineSettings) -> int:
 
 
 def _fitting(ranks: Sequence[Probed], settings: EngineSettings, available: int, others: int) -> int:
-    """Return how many blocks fit beside `others`, in bytes: ranks share the node's memory, or have a device each, and the fullest one decides."""
+    """Return how many blocks fit beside what `others` take in bytes.
+
+    Ranks share the node's memory, or have a device each, and the fullest one decides.
+    """
     block = _block_bytes(ranks, settings)
     free = available
     if all(rank.free for rank in ranks):

@@ -62,7 +62,7 @@ class AsyncEngine:
         self._stage = "serve"
         self._tokenizer = self._model.tokenizer_or_none()
         self._adapters = AsyncAdapters(self._model.manager)
-        self._model.manager.reach = BetweenSteps(self._loop, self._model.manager.reach)
+        self._model.manager.reach = BetweenSteps(self._loop)
         self._loop.start()
 
     @classmethod
@@ -91,10 +91,10 @@ class AsyncEngine:
         return self._adapters
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
-        """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` is the name of one, or empty.
+        """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` names one, or none.
 
-        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining, and WorkerError after a
-        worker has failed.
+        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining, and WorkerError
+        after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)
@@ -150,8 +150,8 @@ class AsyncEngine:
     async def wake(self) -> None:
         """Take the memory back, by the same plan, and go on. Does nothing while awake.
 
-        Adapters are there again, too. One whose files have changed or gone meanwhile is dropped with a notice, and requests that
-        wait with it end with an error.
+        Adapters are there again, too. One whose files have changed or gone meanwhile is dropped with a notice, and requests
+        that wait with it end with an error.
 
         Raises ResourceError LM-MEMORY-FIT, and stays asleep, when others have taken the memory meanwhile.
         """

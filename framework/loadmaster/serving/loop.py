@@ -146,6 +146,8 @@ class StepLoop:
                 self._end(item, "cancelled")
 
     def _do(self, errand: Errand, last: bool) -> None:
+        if not errand.done.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
         try:
             if last:
                 raise WorkerError("LM-ENGINE-FAILED", "the engine has ended", why=self.error)

@@ -75,10 +75,12 @@ class ServedModel(Engine):
     def wake(self) -> dict[int, str]:
         """Take the memory back. Weights are loaded by the same plan, so results are the same bits as before.
 
-        Adapters are loaded again too. Returns the numbers of those whose files have changed or gone, and what is wrong. Raises ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
+        Adapters are loaded again too. Returns the numbers of those whose files have changed or gone, and what is wrong. Raises
+        ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
         plan = self.plan.data
-        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) if self._forgot_weights else 0
+        weights = self.manager.forgotten
+        weights += sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) if self._forgot_weights else 0
         available = memory.available_memory()
         if plan.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(
@@ -101,11 +103,11 @@ class ServedModel(Engine):
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
         with self._turn():
-            if not self._forgot_weights:
-                return self._ask_ranks(op, bodies)
-        if op == "adapter_close":
-            return Answer((), 0.0)  # it was given back with the weights
-        raise ResourceError("LM-ADAPTER-ASLEEP", "no adapter can be loaded while the weights are given back", hints=["wake first"])
+            if self._forgot_weights:
+                raise ResourceError(
+                    "LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"]
+                )
+            return self._ask_ranks(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         super()._check_memory(plan, available)

@@ -30,9 +30,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
     together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
     tokens. A step computes `max_batch_tokens` new tokens of `max_running` requests at most, so longer prompts are computed in
-    pieces. `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory for
-    adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the model's
-    bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
+    pieces. `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory
+    for adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the
+    model's bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
     """
 
     kv_bytes: int | Auto = "auto"
@@ -53,7 +53,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     "LM-USAGE-SETTING",
                     f"{name} {value!r} is out of range",
                     where={"setting": name},
-                    hints=[f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)).lower() else "")],
+                    hints=[
+                        f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)).lower() else "")
+                    ],
                 )
 
 
