@@ -309,7 +309,7 @@ class Engine:
         base = PlanRequest(index=self._index, settings=plan.settings)
         planning = AdapterPlanning(self._factory, self._record, base, self._turn, self._notice)
         manager = AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
-        manager.begin(plan, self._adapters)
+        manager.begin(plan)
         return manager
 
     @contextmanager

@@ -18,7 +18,6 @@ from loadmaster.adapters.opening import open_named
 from loadmaster.adapters.planning import AdapterPlanning
 from loadmaster.adapters.reach import AtOnce, Reach
 from loadmaster.adapters.uses import BASE, Use
-from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.run.messages import encode
 from loadmaster_engine.serve.adapter_messages import AdapterClose
@@ -80,11 +79,11 @@ class AdapterManager:
         """Bytes that adapters to come may take besides."""
         return max(0, self._catalogue.budget - self.nbytes)
 
-    def begin(self, plan: LoadPlan, requests: Sequence[AdapterRequest]) -> None:
+    def begin(self, plan: LoadPlan) -> None:
         """Take in the adapters that were loaded with the model. Ranks number live ones from 1 in the plan's order."""
-        for adapter, request in zip(plan.adapters, requests, strict=True):
+        for adapter in plan.adapters:
             number = next(self._numbers) if self._live else 0
-            self._catalogue.publish(Entry(adapter, number, content_digest(self._host, request)))
+            self._catalogue.publish(Entry(adapter, number, content_digest(self._host, adapter.source, adapter.files)))
 
     def infos(self) -> tuple[AdapterInfo, ...]:
         """Return the adapters that requests can name."""
@@ -168,7 +167,7 @@ class AdapterManager:
     def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
         self._check_live()
         request = open_named(self._host, name, path)
-        digest = content_digest(self._host, request)
+        digest = content_digest(self._host, request.index.source, request.index.files)
         present = self._catalogue.get(name)
         if present is not None and present.digest == digest:
             return self._catalogue.keep(name, pinned=pinned or None).info()
@@ -199,8 +198,7 @@ class AdapterManager:
     def _bring_in(self, ask: Ask, entry: Entry) -> None:
         """Bring an adapter to the ranks, and make sure that it is the one whose content is known."""
         bring_in(ask, entry.plan, entry.number, self.reach.slice_seconds)
-        request = open_named(self._host, entry.name, entry.plan.source)
-        if content_digest(self._host, request) != entry.digest:
+        if content_digest(self._host, entry.plan.source, entry.plan.files) != entry.digest:
             take_away(ask, entry.number)
             raise IntegrityError(
                 "LM-ADAPTER-CHANGED",

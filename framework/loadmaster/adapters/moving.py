@@ -15,6 +15,9 @@ from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose,
 from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, from_report
 from loadmaster_hookspecs.plan import AdapterPlan
 
+PART_SECONDS: Final = 0.002
+"""What building a part is taken to last until one was built."""
+
 GROWTH: Final = 2.0
 """A slice builds at most this many times as many parts as the one before it."""
 
@@ -50,7 +53,7 @@ def bring_in(ask: Ask, plan: AdapterPlan, number: int, slice_seconds: Callable[[
         _check(states)
         while any(state.moved < state.total for state in states):
             states = step("adapter_move", encode(AdapterMove(number=number, seconds=slice_seconds()))).states
-        parts = 1
+        parts = max(1, int(slice_seconds() / PART_SECONDS))
         while not all(state.ready for state in states):
             states, seconds = step("adapter_build", encode(AdapterBuild(number=number, parts=parts)))
             parts = _next_parts(parts, slice_seconds() / max(seconds, 1e-6))

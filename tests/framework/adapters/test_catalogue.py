@@ -8,29 +8,13 @@ from hypothesis import strategies as st
 
 import loadmaster as lm
 from loadmaster.adapters.catalogue import Catalogue, Entry
-from loadmaster_hookspecs.plan import AdapterPlan, Ledger, RankPlan
+from sample_adapter import sample_adapter
 
 NAMES = "abcd"
 
 
 def entry(name: str, nbytes: int, number: int = 1, *, pinned: bool = False) -> Entry:
-    half = nbytes // 2
-    ranks = tuple(
-        RankPlan(rank=rank, bytes=size, reads=(), fills=(), bindings=()) for rank, size in enumerate((half, nbytes - half))
-    )
-    plan = AdapterPlan(
-        name=name,
-        kind="lora",
-        source=f"/adapters/{name}",
-        format="hf-safetensors",
-        fingerprint="",
-        summary="",
-        files=(),
-        parts=(),
-        replacements=(),
-        ranks=ranks,
-        ledger=Ledger(parameters=0, tensors=0, bytes_unique=0, bytes_total=0, used={}),
-    )
+    plan = sample_adapter(name, (nbytes // 2, nbytes - nbytes // 2))
     return Entry(plan, number, digest=f"{name}{number}", pinned=pinned)
 
 

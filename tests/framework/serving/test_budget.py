@@ -121,7 +121,7 @@ def test_an_engine_that_does_not_fit_is_refused_before_anything_is_read(folder: 
     assert "reserve" not in stages
     # Two layers: gathering one of them takes as much again.
     assert 80_000_000 < int(caught.value.hints[0].split()[-1]) < 90_000_000
-    with pytest.raises(lm.ResourceError, match="adapters 0.300 GB") as caught:
+    with pytest.raises(lm.ResourceError, match=r"adapters 0\.300 GB") as caught:
         load(max_batch_tokens=64, adapter_bytes=300_000_000)
     assert any("adapter_bytes" in hint for hint in caught.value.hints)
     assert "reserve" not in stages
