@@ -9,11 +9,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from loadmaster.bringup import SLOWEST_STORAGE, STAGE_TIMEOUT
+from loadmaster.bringup import SLOWEST_STORAGE
 from loadmaster_engine.run.messages import encode
 from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
 from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, from_report
 from loadmaster_hookspecs.plan import AdapterPlan
+
+ARRIVAL_SECONDS: Final = 1800.0
+"""Seconds that an adapter may take to arrive, for every slice waits for a step, besides what slow storage takes."""
 
 PART_SECONDS: Final = 0.002
 """What building a part is taken to last until one was built."""
@@ -38,7 +41,7 @@ def bring_in(ask: Ask, plan: AdapterPlan, number: int, slice_seconds: Callable[[
 
     Raises the first rank's error, with the adapter's name; then no rank holds anything of it.
     """
-    deadline = time.monotonic() + STAGE_TIMEOUT + sum(rank.bytes for rank in plan.ranks) / SLOWEST_STORAGE
+    deadline = time.monotonic() + ARRIVAL_SECONDS + sum(rank.bytes for rank in plan.ranks) / SLOWEST_STORAGE
 
     def step(op: str, body: bytes) -> Answer:
         if time.monotonic() > deadline:

@@ -10,8 +10,9 @@ from loadmaster.adapters.moving import Answer
 from loadmaster.serving.loop import StepLoop
 from loadmaster_hookspecs.errors import WorkerError
 
+BUSY_SHARE: Final = 0.2
 BUSY_SECONDS: Final = 0.002
-"""Slice of a load while requests run: about a tenth of a step of a small model."""
+"""Slice of a load while requests run: a share of a step, but not so little that calls cost more than they do."""
 
 IDLE_SECONDS: Final = 0.01
 """Slice of a load while none does: the next request waits for the rest of it at most."""
@@ -25,7 +26,7 @@ class BetweenSteps:
 
     def slice_seconds(self) -> float:
         """Return how long a call may take: little while requests run."""
-        return IDLE_SECONDS if self._loop.idle else BUSY_SECONDS
+        return IDLE_SECONDS if self._loop.idle else max(BUSY_SECONDS, BUSY_SHARE * self._loop.step_seconds)
 
     def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Have a call made after the step that runs."""

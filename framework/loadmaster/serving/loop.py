@@ -20,6 +20,9 @@ from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, render
 HEARTBEAT_SECONDS: Final = 2.0
 """Seconds without work after which the workers are asked whether they are there."""
 
+SMOOTHING: Final = 0.2
+"""Weight of the latest step in `step_seconds`."""
+
 T = TypeVar("T")
 
 Call = Callable[[str, bytes], bytes]
@@ -36,7 +39,8 @@ class Errand(NamedTuple):
 class StepLoop:
     """Owns the scheduler and the thread. `submit`, `cancel` and `stop` may be called from any thread and never wait for a step.
 
-    The first error of a worker fails every request, and the loop ends; `error` is then its text.
+    The first error of a worker fails every request, and the loop ends; `error` is then its text. `step_seconds` is about what
+    a step takes lately.
     """
 
     def __init__(self, scheduler: Scheduler, call: Call, flush: Callable[[], None]) -> None:
@@ -45,6 +49,7 @@ class StepLoop:
         self.error = ""
         self.asleep = False
         self.last_step = time.monotonic()
+        self.step_seconds = 0.0
         self._call = call
         self._flush = flush
         self._answers: dict[int, Answer] = {}
@@ -165,8 +170,10 @@ class StepLoop:
                 self._call("alive", b"")
                 self.last_step = time.monotonic()
             return
+        begin = time.monotonic()
         drawn = decode(self._call("step", encode(step)), Drawn)
         self.last_step = time.monotonic()
+        self.step_seconds += SMOOTHING * (self.last_step - begin - self.step_seconds)
         for sequence, token, ending in self.scheduler.settle(drawn.tokens):
             self.counters.generated_tokens += 1
             answer = self._answers[sequence.number]

@@ -77,7 +77,7 @@ def test_an_error_of_one_rank_is_located_and_all_ranks_give_everything_back(op: 
 
 
 def test_an_adapter_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "STAGE_TIMEOUT", -1e6)
+    monkeypatch.setattr(moving, "ARRIVAL_SECONDS", -1e6)
     ranks = Ranks()
     with pytest.raises(lm.WorkerError, match="LM-ADAPTER-SLOW"):
         bring_in(ranks.ask, sample_adapter(), 7, lambda: SLICE)
