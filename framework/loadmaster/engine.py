@@ -156,7 +156,6 @@ class Engine:
             self.close()
             raise
         self._plan = Plan(plan)
-        self._merged = adapter_mode == "merged" and bool(plan.adapters)
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
         self._report = load_report(plan, ranks, seconds, self._memory.usable, tuple(self._notices))
 
@@ -251,11 +250,11 @@ class Engine:
         are not what they were, the engine has ended.
         """
         with self._turn():
-            if not self._merged:
+            if not self.manager.merged:
                 raise UsageError("LM-USAGE-ADAPTER", "no adapter is merged into the model")
             limit = STAGE_TIMEOUT + self._report.bytes_planned / SLOWEST_STORAGE
             self._executor.call("unmerge", b"", timeout=limit)
-            self._merged = False
+            self.manager.unmerged()
 
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""

@@ -125,6 +125,16 @@ class AdapterManager:
             latest.add_done_callback(lambda _: self._unload(name, outcome))
         return outcome
 
+    @property
+    def merged(self) -> bool:
+        """Whether an adapter is merged into the weights."""
+        return not self._live and bool(self.infos())
+
+    def unmerged(self) -> None:
+        """Note that the weights are the base's again: the merged adapter can be named no more."""
+        for info in self.infos():
+            self._catalogue.retire(info.name)
+
     def forget(self) -> None:
         """Note that the ranks have given everything back, adapters too."""
         arriving = () if self._arriving is None else (self._arriving,)
