@@ -71,10 +71,10 @@ def make_plan_in(
         try:
             return decode(executor.run_once(spec, "plan", body, timeout=PLAN_TIMEOUT).body, LoadPlan)
         except LoadmasterError as error:
-            raise _while_planning(error) from error.__cause__
+            raise while_planning(error) from error.__cause__
 
 
-def _while_planning(error: LoadmasterError) -> LoadmasterError:
+def while_planning(error: LoadmasterError) -> LoadmasterError:
     """Return the planner's error without the rank that its process counts as: no rank exists yet."""
     places = {name: value for name, value in error.report.where.items() if name not in ("rank", "stage")}
     return from_report(msgspec.structs.replace(error.report, where={"stage": "plan", **places}))

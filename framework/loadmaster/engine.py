@@ -8,12 +8,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
 from loadmaster import memory
 from loadmaster.adapters import open_adapters
+from loadmaster.adapters.faces import Adapters
+from loadmaster.adapters.limits import AdapterLimits
+from loadmaster.adapters.manager import AdapterManager
+from loadmaster.adapters.moving import Answer
+from loadmaster.adapters.planning import AdapterPlanning
+from loadmaster.adapters.uses import BASE, Use
 from loadmaster.bringup import (
     SLOWEST_STORAGE,
     STAGE_TIMEOUT,
@@ -35,8 +41,9 @@ from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
-from loadmaster_engine.run.messages import Tokens, encode
+from loadmaster_engine.run.messages import PlanRequest, Tokens, decode, encode
 from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
+from loadmaster_engine.serve.adapter_messages import AdapterState
 from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
@@ -69,6 +76,9 @@ class Engine:
         executor: `inline` runs all ranks in this process, `multiprocess` one worker process per rank. Default: inline for one
             rank, multiprocess for several.
         dtype, device, read_mode, equal_ranks, strict, kernel, adapters, adapter_mode: as in `loadmaster.plan`.
+        adapter_bytes: memory for adapters in bytes, over all ranks together. auto: what those given take, and a twentieth of
+            the model's bytes or 64 MiB besides.
+        max_adapter_rank: the highest rank that an adapter may have; 0 for no limit.
         distributed_init_method: how worker processes find each other: `auto`, `tcp://HOST:PORT`, `env://`, `file:///PATH`.
         on_event: called in this process with every event of the load.
         selection: which installed plugins take part (default: what the environment says).
@@ -94,6 +104,8 @@ class Engine:
         kernel: str = "auto",
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         adapter_mode: AdapterMode = "live",
+        adapter_bytes: int | Literal["auto"] = "auto",
+        max_adapter_rank: int = 0,
         distributed_init_method: str = "auto",
         on_event: EventSink | None = None,
         selection: PluginSelection | None = None,
@@ -103,6 +115,8 @@ class Engine:
         self._on_event = on_event
         self._notices: list[str] = []
         self._lock = threading.Lock()
+        self._limits = AdapterLimits(nbytes=adapter_bytes, rank=max_adapter_rank)
+        self._manager: AdapterManager | None = None
         self._host = PluginHost(selection, plugins)
         self._timeline = Timeline(self._observe)
         for notice in self._host.notices:
@@ -117,7 +131,7 @@ class Engine:
             kernel=kernel,
             adapter_mode=adapter_mode,
         )
-        factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
+        self._factory = factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
         self._record = record_for(factory.separate_processes, self._host)
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._meeting_file = MeetingFile(distributed_init_method)
@@ -134,6 +148,7 @@ class Engine:
             if factory.separate_processes:
                 self._tokenizer.begin()
             plan, ranks = self._load(settings)
+            self._manager = self._manage_adapters(plan)
             for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
                 if line:
                     self._observe(Notice(rank=HOST_RANK, text=line))
@@ -141,7 +156,6 @@ class Engine:
             self.close()
             raise
         self._plan = Plan(plan)
-        self._merged = adapter_mode == "merged" and bool(plan.adapters)
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
         self._report = load_report(plan, ranks, seconds, self._memory.usable, tuple(self._notices))
 
@@ -164,6 +178,17 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises UsageError when none lies beside the weights."""
         return self._tokenizer.get()
+
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters that calls can name. They can come and go while the engine is in use, between two calls."""
+        return Adapters(self.manager)
+
+    @property
+    def manager(self) -> AdapterManager:
+        """What `adapters` stands on, for engines that reach the ranks in their own way."""
+        assert self._manager is not None, "adapters before the load"
+        return self._manager
 
     def generate(
         self,
@@ -189,7 +214,6 @@ class Engine:
 
         Raises UsageError for values out of range, for an unknown adapter, and for prompts that are empty or too long.
         """
-        chosen = self._adapter(adapter)
         request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [self._encode(prompt, chat) for prompt in batch]
@@ -197,8 +221,8 @@ class Engine:
         check_prompts(rows, outline)
         if not rows:
             return []
-        with self._turn():
-            answers = complete(rows, request, self._defaults, outline, self._step, chosen)
+        with self._using(adapter) as use, self._turn():
+            answers = complete(rows, request, self._defaults, outline, self._step, use.number)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
 
@@ -209,11 +233,10 @@ class Engine:
         """
         import numpy as np
 
-        chosen = self._adapter(adapter)
         ids = as_token_ids(token_ids)
         check_prompts([ids], self._plan.data.outline)
-        with self._turn():
-            body = encode(Tokens(ids=tuple(ids), adapter=chosen))
+        with self._using(adapter) as use, self._turn():
+            body = encode(Tokens(ids=tuple(ids), adapter=use.number))
             results = self._executor.call("logits", body, timeout=STEP_TIMEOUT)
         bulk = results[0].bulk
         if bulk is None:
@@ -227,14 +250,16 @@ class Engine:
         are not what they were, the engine has ended.
         """
         with self._turn():
-            if not self._merged:
+            if not self.manager.merged:
                 raise UsageError("LM-USAGE-ADAPTER", "no adapter is merged into the model")
             limit = STAGE_TIMEOUT + self._report.bytes_planned / SLOWEST_STORAGE
             self._executor.call("unmerge", b"", timeout=limit)
-            self._merged = False
+            self.manager.unmerged()
 
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""
+        if self._manager is not None:
+            self._manager.close()
         self._executor.stop()
         self._meeting_file.clear()
 
@@ -258,6 +283,7 @@ class Engine:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
         plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline, self._adapters)
         self._announce(plan)
+        self._limits.check(plan)
         before = memory.available_memory()
         self._check_memory(plan, before)
         try:
@@ -276,6 +302,34 @@ class Engine:
             memory.check_fit(plan, available)
             if line := memory.paging_notice(plan, available):
                 self._observe(Notice(rank=HOST_RANK, text=line))
+
+    def _manage_adapters(self, plan: LoadPlan) -> AdapterManager:
+        """Return what lets adapters come and go, with those of the plan."""
+        base = PlanRequest(index=self._index, settings=plan.settings)
+        planning = AdapterPlanning(self._factory, self._record, base, self._turn, self._notice)
+        manager = AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
+        manager.begin(plan)
+        return manager
+
+    @contextmanager
+    def _using(self, adapter: str | None) -> Iterator[Use]:
+        """Hold an adapter for a call. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
+        use = BASE if adapter is None else self.manager.use(adapter)
+        try:
+            yield use
+        finally:
+            use.release()
+
+    def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+        """Send a call about an adapter to all ranks, in its turn."""
+        with self._turn():
+            return self._ask_ranks(op, bodies)
+
+    def _ask_ranks(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+        begin = time.perf_counter()
+        results = self._executor.call(op, bodies, timeout=STEP_TIMEOUT)
+        states = [decode(result.body, AdapterState) for result in results]
+        return Answer(states, time.perf_counter() - begin)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -302,6 +356,9 @@ class Engine:
         if self._on_event:
             self._on_event(event)
 
+    def _notice(self, text: str) -> None:
+        self._observe(Notice(rank=HOST_RANK, text=text))
+
     def _step(self, op: str, body: bytes) -> bytes:
         return self._executor.call(op, body, timeout=STEP_TIMEOUT)[0].body
 
@@ -315,17 +372,6 @@ class Engine:
             messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
             return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)
         return self.tokenizer.encode(prompt)
-
-    def _adapter(self, name: str | None) -> int:
-        """Return the adapter's number as ranks are told it. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
-        if name is None:
-            return 0
-        live = self._plan.data.settings.adapter_mode == "live"
-        known = [adapter.name for adapter in self._plan.data.adapters] if live or self._merged else []
-        if name not in known:
-            why = f"loaded: {', '.join(known) or 'none'}"
-            raise UsageError("LM-USAGE-ADAPTER", f"no adapter is called {name!r}", why=why)
-        return known.index(name) + 1 if live else 0
 
     def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""

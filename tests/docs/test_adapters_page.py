@@ -15,6 +15,7 @@ from loadmaster.cli.program import run
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
 DATA = ROOT / "tests" / "data"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"^\$ loadmaster (.+)$", PAGE, re.MULTILINE)
 
 
@@ -30,10 +31,15 @@ def test_a_command_works(command: str, capfd: pytest.CaptureFixture[str]) -> Non
     assert "r 8" in out
 
 
-def test_the_example_works(capfd: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize(("number", "end"), [(0, "(3, 512)"), (1, "True")])
+def test_an_example_works(number: int, end: str, capfd: pytest.CaptureFixture[str]) -> None:
+    example = EXAMPLES[number]
     exec(compile(_filled(example), "docs/adapters.md", "exec"), {"__name__": "__main__"})
-    assert capfd.readouterr().out.rstrip().endswith("(3, 512)")
+    assert capfd.readouterr().out.rstrip().endswith(end)
+
+
+def test_all_examples_are_tried() -> None:
+    assert len(EXAMPLES) == 2
 
 
 def test_the_page_lists_every_refusal() -> None:

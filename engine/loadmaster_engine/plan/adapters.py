@@ -35,7 +35,7 @@ class Claimed(NamedTuple):
     claim: AdapterClaim
 
 
-class Base(NamedTuple):
+class PlacedBase(NamedTuple):
     """What adapters need to know of the planned model: `placements` has one row of modules per rank."""
 
     spec: ModelSpec
@@ -136,12 +136,12 @@ def prepare_merge(spec: ModelSpec, ties: Ties, claimed: Sequence[Claimed]) -> tu
     return msgspec.structs.replace(spec, sources=sources, modules=modules), ties._replace(aliases=aliases)
 
 
-def plan_adapters(base: Base, claimed: Sequence[Claimed]) -> tuple[AdapterPlan, ...]:
+def plan_adapters(base: PlacedBase, claimed: Sequence[Claimed]) -> tuple[AdapterPlan, ...]:
     """Return the plan of every adapter, with its own ledger. Raises IntegrityError for tensors of the wrong shape or type."""
     return tuple(_plan_adapter(base, request, claim) for request, claim in claimed)
 
 
-def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> AdapterPlan:
+def _plan_adapter(base: PlacedBase, request: AdapterRequest, claim: AdapterClaim) -> AdapterPlan:
     index = request.index
     ranks = plan_ranks(_tensors(base, index, claim))
     return AdapterPlan(
@@ -159,7 +159,7 @@ def _plan_adapter(base: Base, request: AdapterRequest, claim: AdapterClaim) -> A
     )
 
 
-def _tensors(base: Base, index: CheckpointIndex, claim: AdapterClaim) -> list[Fed]:
+def _tensors(base: PlacedBase, index: CheckpointIndex, claim: AdapterClaim) -> list[Fed]:
     """Return, for every tensor of an adapter, what each rank holds of it, and the stored tensor that feeds it."""
     numbers = {module.path: number for number, module in enumerate(base.spec.modules)}
     tensors: list[Fed] = []

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
-from loadmaster_engine.attribution import AttributedStrategy
 from loadmaster_engine.plan.adapter_source import AdapterRequest
-from loadmaster_engine.plan.adapters import Base, Claimed, claim_adapters, plan_adapters, prepare_merge
+from loadmaster_engine.plan.adapters import Claimed, claim_adapters, plan_adapters
 from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.boxes import intersect
-from loadmaster_engine.plan.claims import MAX_VALUES, claim_matrices
-from loadmaster_engine.plan.completeness import check_missing, check_pieces, check_unexpected
+from loadmaster_engine.plan.completeness import check_pieces
 from loadmaster_engine.plan.digest import sealed
-from loadmaster_engine.plan.element_types import cast_ref, resolve_dtype
+from loadmaster_engine.plan.drafting import Draft, draft_base, placed_base
+from loadmaster_engine.plan.element_types import cast_ref
 from loadmaster_engine.plan.exchange import with_shared_scratch
-from loadmaster_engine.plan.expansion import expand
-from loadmaster_engine.plan.kernels import AT_ONCE, choose_kernels
+from loadmaster_engine.plan.kernels import AT_ONCE
 from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
-from loadmaster_engine.plan.placements import place_modules
-from loadmaster_engine.plan.preflight import STRATEGY, preflight, topology_of
+from loadmaster_engine.plan.preflight import STRATEGY
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
-from loadmaster_engine.plan.ties import Ties, resolve_ties
-from loadmaster_engine.plan.views import Mappable, file_view, mappable, wants_views
+from loadmaster_engine.plan.views import file_view, wants_views
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.models import ModelSpec
 from loadmaster_hookspecs.plan import (
     Binding,
     CompareOp,
@@ -45,29 +38,12 @@ from loadmaster_hookspecs.plan import (
     Region,
 )
 from loadmaster_hookspecs.quantization import PackedMatrix
-from loadmaster_hookspecs.sharding import ModulePlacement, Placement
-from loadmaster_hookspecs.sources import Source
+from loadmaster_hookspecs.sharding import Placement
 
 _WHOLE = Placement()
 
 SCRATCH = 16 << 20
 """Bytes of temporary memory that transforms, ranges from which runs are picked, and tiles of codes may take on one rank."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What all ranks' operations are made from."""
-
-    spec: ModelSpec
-    index: CheckpointIndex
-    settings: PlanSettings
-    dtype: str
-    ties: Ties
-    placements: Sequence[Sequence[ModulePlacement]]
-    packed: Sequence[tuple[PackedMatrix, ...]]
-    mappable: Mappable
-    placed: dict[str, list[PlacedPiece]] = field(default_factory=dict)
-    """Pieces by parameter, filled as they are asked for: every rank needs the same ones, several times."""
 
 
 def make_plan(
@@ -78,71 +54,46 @@ def make_plan(
     Raises PlanError when the model cannot be split as asked, and IntegrityError when the checkpoint does not hold exactly
     what the model needs, or an adapter does not fit it. Nothing is allocated.
     """
-    source = host.open_source(index.source)
-    beside = SmallFiles(source)
-    outline = preflight(host, index, settings, beside)
-    claims = claim_matrices(host, index, source, beside)
-    family = host.match_family(index.config)
-    with host.attributed(family, f"describe of model family {family.name}"):
-        spec = family.describe(claims.shown)
-    spec, packings = expand(spec, claims, index, lambda name: _is_zero(index, source, name))
-    ties = resolve_ties(spec, index, source, untie=settings.untie)
-    parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
-    check_missing(spec, index, parameters, ties.aliases)
-    ignored, unexpected = check_unexpected(spec, strict=settings.strict)
-    merged = settings.adapter_mode == "merged"
-    adapted = claim_adapters(host, adapters, spec, merged=merged)
-    if merged:
-        spec, ties = prepare_merge(spec, ties, adapted)
-    plain = (piece.tensor for pieces in spec.sources.values() for piece in pieces if piece.tensor in claims.shown.tensors)
-    dtype, remarks = resolve_dtype(settings.dtype, (index.tensors[name] for name in plain), index.config)
-    strategy = AttributedStrategy(host, host.strategy(STRATEGY))
-    placements = place_modules(spec.modules, strategy, topology_of(settings))
-    modules, packed = choose_kernels(host, spec.modules, packings, placements, settings, dtype)
-    spec = msgspec.structs.replace(spec, modules=modules)
-    ranks = _plan_ranks(Draft(spec, index, settings, dtype, ties, placements, packed, mappable(host, index, source)))
-    planned = plan_adapters(Base(spec, placements, dtype, merged), adapted)
-    _check_transforms(host, [*ranks, *(rank for adapter in planned for rank in adapter.ranks)])
+    base = draft_base(host, index, settings, adapters)
+    adapted = base.merging or claim_adapters(host, adapters, base.spec, merged=False)
+    ranks = _plan_ranks(base.draft)
+    planned = plan_adapters(placed_base(base), adapted)
+    check_transforms(host, [*ranks, *(rank for adapter in planned for rank in adapter.ranks)])
+    remarks = [finding for each in adapted for finding in remarks_on(each)]
     return sealed(
         LoadPlan(
             source=index.source,
             format=index.format,
-            family=family.name,
+            family=base.family,
             strategy=STRATEGY,
             settings=settings,
-            dtype=dtype,
+            dtype=base.draft.dtype,
             fingerprint=index.fingerprint,
-            outline=outline,
+            outline=base.outline,
             config=index.config,
             files=index.files,
             ranks=ranks,
-            ledger=settle(index, ranks, ignored),
+            ledger=settle(index, ranks, base.ignored),
             adapters=planned,
-            findings=_findings(index, spec, ties, (*remarks, *claims.findings, *unexpected, *_remarks(adapted))),
-            bytes_read_to_plan=index.bytes_read + source.bytes_read + sum(each.index.bytes_read for each in adapters),
+            findings=(*base.findings, *remarks),
+            bytes_read_to_plan=base.bytes_read + sum(each.index.bytes_read for each in adapters),
         )
     )
 
 
-def _remarks(adapted: Sequence[Claimed]) -> list[Finding]:
-    """Return what the adapters' kinds noticed, with the name of the adapter."""
+def remarks_on(adapted: Claimed) -> list[Finding]:
+    """Return what format and kind of an adapter noticed, with its name."""
+    request, claim = adapted
     return [
         msgspec.structs.replace(finding, message=f"adapter {request.name}: {finding.message}")
-        for request, claim in adapted
         for finding in (*request.index.findings, *claim.findings)
     ]
 
 
-def _check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
+def check_transforms(host: PluginHost, ranks: Sequence[RankPlan]) -> None:
     """Raise PluginError now, and not in the middle of a load, when no active plugin provides a transform of the plan."""
     for name, version in {(op.transform.name, op.transform.version) for rank in ranks for op in rank.reads if op.transform}:
         host.transform(name, version)
-
-
-def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:
-    """Return whether all stored bytes of a tensor are zero. No bias is as large as `MAX_VALUES`: what is, is not read."""
-    tensor = index.tensors[name]
-    return tensor.nbytes <= MAX_VALUES and not any(source.read(index.files[tensor.file].name, tensor.start, tensor.nbytes))
 
 
 def _plan_ranks(draft: Draft) -> tuple[RankPlan, ...]:
@@ -285,7 +236,3 @@ def _compare_ops(draft: Draft, local: LocalTensor) -> list[CompareOp]:
                 )
             )
     return ops
-
-
-def _findings(index: CheckpointIndex, spec: ModelSpec, ties: Ties, more: Sequence[Finding]) -> tuple[Finding, ...]:
-    return (*index.findings, *spec.findings, *ties.findings, *more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from loadmaster.adapters.uses import BASE, Use
 from loadmaster.serving.text import Detokeniser, StopTexts
 from loadmaster.serving.types import Delta, FinishReason, SamplingParams, TokenLogprob
 from loadmaster_engine.serve.messages import DrawnToken
@@ -13,12 +14,21 @@ from loadmaster_hookspecs.models import Tokenizer
 
 
 class Answer:
-    """Used by the thread that steps. `tell` hands deltas over and never waits."""
+    """Used by the thread that steps. `tell` hands deltas over and never waits. `use` is held until the answer has ended."""
 
     def __init__(
-        self, sequence: Sequence, params: SamplingParams, tokenizer: Tokenizer | None, tell: Callable[[Delta], None]
+        self,
+        sequence: Sequence,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        tell: Callable[[Delta], None],
+        *,
+        adapter: str = "",
+        use: Use = BASE,
     ) -> None:
         self.sequence = sequence
+        self.adapter = adapter
+        self.use = use
         self.begun = time.monotonic()
         self.first_token_seconds: float | None = None
         self._params = params

@@ -50,11 +50,11 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
     return ranks * (tokens * size * (shared + masks) + logits) + tokens * size * divided
 
 
-def check_plan(plan: LoadPlan, settings: EngineSettings, available: int) -> None:
+def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, adapters: int = 0) -> None:
     """Raise ResourceError LM-MEMORY-FIT, before anything is read, when what serving needs at least exceeds `available` bytes.
 
     Keys and values are estimated from the configuration: exact for attention without a latent. Temporary memory of the load is
-    given back before any of this is taken, and has been checked by itself.
+    given back before any of this is taken, and has been checked by itself. `adapters` is the memory for those, in bytes.
     """
     outline, ranks = plan.outline, len(plan.ranks)
     weights = sum(rank.bytes for rank in plan.ranks)
@@ -64,26 +64,28 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int) -> None
     activation = activation_bound(outline, plan.dtype, ranks, settings, tokens)
     share = 1 + GATHERED / outline.num_layers
     usable = int(available * (1 - MARGIN))
-    need = weights + activation + int(kv * share)
+    need = weights + adapters + activation + int(kv * share)
     if need <= usable:
         return
-    fit = int(max(0, usable - weights - activation) / share) // token
+    fit = int(max(0, usable - weights - adapters - activation) / share) // token
     raise ResourceError(
         "LM-MEMORY-FIT",
         f"the model does not fit: {_gb(need)} needed, {_gb(usable)} of {_gb(available)} can be used",
         where={"ranks": ranks, "device": plan.settings.device},
-        why=f"weights {_gb(weights)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
+        why=f"weights {_gb(weights)} + adapters {_gb(adapters)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
         f"{share - 1:.0%} of which is gathered at a time",
         hints=[
             *([f"max_model_len {fit} fits, with kv_bytes {fit * token}"] if fit >= settings.block_size else []),
+            *([f"adapter_bytes {adapters - (need - usable)} fits"] if adapters >= need - usable else []),
             *(["use --dtype bfloat16"] if plan.dtype == "F32" and need / 2 <= usable else []),
             "free memory or raise the container's limit",
         ],
     )
 
 
-def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int) -> KvPlan:
-    """Return the reservation. `available` is the node's free memory in bytes, after the load.
+def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0) -> KvPlan:
+    """Return the reservation. `available` is the node's free memory in bytes, after the load; `adapters` stays free for those
+    to come.
 
     Raises ResourceError LM-MEMORY-KV with what fits where the wishes do not, and LM-SERVE-LENGTH for a context that is longer
     than the model's own.
@@ -94,7 +96,7 @@ def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, a
     for _ in range(2):  # a shorter context takes smaller masks, and is what comes of memory that is short
         activation = activation_bound(outline, plan.dtype, len(ranks), settings, longest)
         measured = sum(rank.activation for rank in ranks)
-        fit = _fitting(ranks, settings, available, max(measured, activation))
+        fit = _fitting(ranks, settings, available, max(measured, activation) + adapters)
         longest = min(longest, max(fit, 1) * settings.block_size)
     block = _block_bytes(ranks, settings)
     blocks = _blocks(settings, positions, block, fit)
@@ -116,13 +118,16 @@ def _block_bytes(ranks: Sequence[Probed], settings: EngineSettings) -> int:
     return sum(rank.layout.elements * itemsize(rank.layout.dtype) for rank in ranks) * settings.block_size
 
 
-def _fitting(ranks: Sequence[Probed], settings: EngineSettings, available: int, activation: int) -> int:
-    """Return how many blocks fit: ranks share the node's memory, or have a device each, and the fullest one decides."""
+def _fitting(ranks: Sequence[Probed], settings: EngineSettings, available: int, others: int) -> int:
+    """Return how many blocks fit beside what `others` take in bytes.
+
+    Ranks share the node's memory, or have a device each, and the fullest one decides.
+    """
     block = _block_bytes(ranks, settings)
     free = available
     if all(rank.free for rank in ranks):
         free = min(rank.free * block // _block_bytes([rank], settings) for rank in ranks)
-    left = int(free * (1 - MARGIN)) - activation
+    left = int(free * (1 - MARGIN)) - others
     return max(0, int(left / (1 + GATHERED / len(ranks[0].layout.layers))) // block)
 
 

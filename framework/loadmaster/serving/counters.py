@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
-from loadmaster.serving.types import FinishReason
+from loadmaster.serving.types import AdapterStats, FinishReason
 
 
 class Counters:
@@ -17,7 +17,27 @@ class Counters:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.cached_tokens = 0
+        self._adapters: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._first: deque[float] = deque(maxlen=100_000)
+
+    def begun(self, adapter: str, prompt_tokens: int) -> None:
+        """Count a request that is taken in."""
+        self.prompt_tokens += prompt_tokens
+        counts = self._adapters[adapter]
+        counts[0] += 1
+        counts[1] += prompt_tokens
+
+    def cached(self, adapter: str, tokens: int) -> None:
+        """Count what a request was spared."""
+        self.cached_tokens += tokens
+        self._adapters[adapter][2] += tokens
+
+    def adapters(self) -> tuple[AdapterStats, ...]:
+        """Return the counts of every name that requests have used, the base's empty one first."""
+        return tuple(
+            AdapterStats(name=name, requests=counts[0], prompt_tokens=counts[1], cached_tokens=counts[2])
+            for name, counts in sorted(self._adapters.copy().items())
+        )
 
     def ended(self, reason: FinishReason, first_token_seconds: float | None) -> None:
         """Count a request that has ended."""

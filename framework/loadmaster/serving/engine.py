@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Self
 
+from loadmaster.adapters.faces import AsyncAdapters
 from loadmaster.completion import as_token_ids, check_prompts
+from loadmaster.serving.adapter_calls import BetweenSteps
 from loadmaster.serving.answer import Answer
 from loadmaster.serving.loop import StepLoop
 from loadmaster.serving.model import ServedModel
@@ -59,6 +61,8 @@ class AsyncEngine:
         self._numbers = itertools.count()
         self._stage = "serve"
         self._tokenizer = self._model.tokenizer_or_none()
+        self._adapters = AsyncAdapters(self._model.manager)
+        self._model.manager.reach = BetweenSteps(self._loop)
         self._loop.start()
 
     @classmethod
@@ -81,21 +85,31 @@ class AsyncEngine:
         """The longest context in tokens, prompt and answer together."""
         return self._kv.max_model_len
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
-        """Queue a request and return the stream of its deltas. Call it on an event loop.
+    @property
+    def adapters(self) -> AsyncAdapters:
+        """The adapters that requests can name. They come and go in short pieces between steps."""
+        return self._adapters
 
-        Raises UsageError for a prompt or parameters that cannot be, ResourceError while draining, and WorkerError after a
-        worker has failed.
+    def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
+        """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` names one, or none.
+
+        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining, and WorkerError
+        after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)
         check_prompts([ids], self._model.plan.data.outline)
-        self._check(ids, params, adapter)
-        wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids)
-        sequence = Running(next(self._numbers), ids, wish, self.settings.block_size)
-        stream = Stream(functools.partial(self._loop.cancel, sequence.number))
-        answer = Answer(sequence, params, self._tokenizer, functools.partial(self._deliveries.add, stream.loop, stream.put))
-        self._loop.submit(answer)
+        self._check(ids, params)
+        use = self._model.manager.use(adapter)
+        try:
+            wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids, use.number, use.key)
+            sequence = Running(next(self._numbers), ids, wish, self.settings.block_size)
+            stream = Stream(functools.partial(self._loop.cancel, sequence.number))
+            tell = functools.partial(self._deliveries.add, stream.loop, stream.put)
+            self._loop.submit(Answer(sequence, params, self._tokenizer, tell, adapter=adapter, use=use))
+        except BaseException:  # boundary: a request that was not queued holds no adapter
+            use.release()
+            raise
         return stream
 
     def stats(self) -> EngineStats:
@@ -117,6 +131,7 @@ class AsyncEngine:
             kv_blocks_used=scheduler.pool.used,
             kv_blocks_total=scheduler.pool.total,
             first_token_seconds=counters.take_first_token_seconds(),
+            adapters=counters.adapters(),
         )
 
     async def sleep(self, level: Literal[1, 2] = 1) -> None:
@@ -130,9 +145,13 @@ class AsyncEngine:
                 "LM-USAGE-SLEEP", f"there is no sleep of level {level!r}", hints=["1: keys and values, 2: weights too"]
             )
         await asyncio.wrap_future(self._loop.between_steps(functools.partial(self._fall_asleep, level)))
+        await asyncio.to_thread(self._model.manager.rest)
 
     async def wake(self) -> None:
         """Take the memory back, by the same plan, and go on. Does nothing while awake.
+
+        Adapters are there again, too. One whose files have changed or gone meanwhile is dropped with a notice, and requests
+        that wait with it end with an error.
 
         Raises ResourceError LM-MEMORY-FIT, and stays asleep, when others have taken the memory meanwhile.
         """
@@ -165,12 +184,11 @@ class AsyncEngine:
 
     def _wake_up(self) -> None:
         if self._loop.asleep:
-            self._model.wake()
+            for number, error in self._model.wake().items():
+                self._loop.fail_adapter(number, error)
             self._loop.asleep = False
 
-    def _check(self, ids: Sequence[int], params: SamplingParams, adapter: str) -> None:
-        if adapter:
-            raise UsageError("LM-USAGE-ADAPTER", f"there is no adapter {adapter!r}")
+    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if len(ids) >= self.max_model_len:
             why = f"{len(ids)} tokens and one of an answer, contexts have {self.max_model_len} at most"
             raise UsageError("LM-USAGE-PROMPT", "the prompt is longer than the engine allows", why=why)

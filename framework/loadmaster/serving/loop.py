@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from loadmaster.serving.answer import Answer
 from loadmaster.serving.counters import Counters
@@ -20,6 +20,11 @@ from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, render
 HEARTBEAT_SECONDS: Final = 2.0
 """Seconds without work after which the workers are asked whether they are there."""
 
+SMOOTHING: Final = 0.2
+"""Weight of the latest step in `step_seconds`."""
+
+T = TypeVar("T")
+
 Call = Callable[[str, bytes], bytes]
 """Sends one call to all ranks and returns the answer of rank 0."""
 
@@ -27,14 +32,15 @@ Call = Callable[[str, bytes], bytes]
 class Errand(NamedTuple):
     """Something to do between two steps."""
 
-    work: Callable[[], None]
-    done: Future[None]
+    work: Callable[[], Any]
+    done: Future[Any]
 
 
 class StepLoop:
     """Owns the scheduler and the thread. `submit`, `cancel` and `stop` may be called from any thread and never wait for a step.
 
-    The first error of a worker fails every request, and the loop ends; `error` is then its text.
+    The first error of a worker fails every request, and the loop ends; `error` is then its text. `step_seconds` is about what
+    a step takes lately.
     """
 
     def __init__(self, scheduler: Scheduler, call: Call, flush: Callable[[], None]) -> None:
@@ -43,6 +49,7 @@ class StepLoop:
         self.error = ""
         self.asleep = False
         self.last_step = time.monotonic()
+        self.step_seconds = 0.0
         self._call = call
         self._flush = flush
         self._answers: dict[int, Answer] = {}
@@ -75,11 +82,21 @@ class StepLoop:
         """Drop a request, if it has not ended."""
         self._post(number)
 
-    def between_steps(self, work: Callable[[], None]) -> Future[None]:
-        """Have `work` done on the thread, between two steps. `asleep`, which it may set, ends and begins stepping."""
-        errand = Errand(work, Future())
-        self._post(errand)
-        return errand.done
+    def between_steps(self, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done on the thread, between two steps. `asleep`, which it may set, ends and begins stepping.
+
+        The future has what it returns or raises. Raises WorkerError LM-ENGINE-FAILED when the loop has ended.
+        """
+        done: Future[T] = Future()
+        self._post(Errand(work, done))
+        return done
+
+    def fail_adapter(self, number: int, error: str) -> None:
+        """End, on the thread itself, all requests that use an adapter which is no longer there."""
+        for key, answer in list(self._answers.items()):
+            if answer.sequence.wish.adapter == number:
+                self.scheduler.drop(answer.sequence)
+                self._end(key, "error", error)
 
     def stop(self, timeout: float) -> bool:
         """Cancel all requests, end the thread after its step, and return whether it ended within `timeout` seconds."""
@@ -125,7 +142,7 @@ class StepLoop:
                     self._answers[item.sequence.number] = item
         for item in items:
             if isinstance(item, Answer):
-                self.counters.prompt_tokens += len(item.sequence.prompt)
+                self.counters.begun(item.adapter, len(item.sequence.prompt))
                 self.scheduler.add(item.sequence)
             elif isinstance(item, Errand):
                 self._do(item, last)
@@ -134,14 +151,16 @@ class StepLoop:
                 self._end(item, "cancelled")
 
     def _do(self, errand: Errand, last: bool) -> None:
+        if not errand.done.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
         try:
             if last:
                 raise WorkerError("LM-ENGINE-FAILED", "the engine has ended", why=self.error)
-            errand.work()
+            result = errand.work()
         except Exception as error:  # boundary: it belongs to who sent the errand # noqa: BLE001
             errand.done.set_exception(error)
         else:
-            errand.done.set_result(None)
+            errand.done.set_result(result)
 
     def _turn(self) -> None:
         """Run one step, or a heartbeat when there is nothing to compute and the last one is a while ago."""
@@ -151,13 +170,15 @@ class StepLoop:
                 self._call("alive", b"")
                 self.last_step = time.monotonic()
             return
+        begin = time.monotonic()
         drawn = decode(self._call("step", encode(step)), Drawn)
         self.last_step = time.monotonic()
+        self.step_seconds += SMOOTHING * (self.last_step - begin - self.step_seconds)
         for sequence, token, ending in self.scheduler.settle(drawn.tokens):
             self.counters.generated_tokens += 1
-            if sequence.answered == 1:
-                self.counters.cached_tokens += sequence.cached
             answer = self._answers[sequence.number]
+            if sequence.answered == 1:
+                self.counters.cached(answer.adapter, sequence.cached)
             if reason := answer.take(token, ending):
                 self.scheduler.drop(sequence)
                 self._forget(sequence.number, reason)
@@ -167,4 +188,6 @@ class StepLoop:
         self._forget(number, reason)
 
     def _forget(self, number: int, reason: FinishReason) -> None:
-        self.counters.ended(reason, self._answers.pop(number).first_token_seconds)
+        answer = self._answers.pop(number)
+        answer.use.release()
+        self.counters.ended(reason, answer.first_token_seconds)

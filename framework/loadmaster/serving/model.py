@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from loadmaster import memory
+from loadmaster.adapters.moving import Answer
 from loadmaster.bringup import bring_up
 from loadmaster.engine import STEP_TIMEOUT, Engine
 from loadmaster.serving.budget import KvPlan, check_plan, plan_kv
@@ -31,7 +35,8 @@ class ServedModel(Engine):
     def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, **options: Any) -> None:
         self._settings = settings
         self._forgot_weights = False
-        super().__init__(path, **options)
+        limits = {"adapter_bytes": settings.adapter_bytes, "max_adapter_rank": settings.max_adapter_rank}
+        super().__init__(path, **{**options, **limits})
         try:
             self.kv = self._reserve_kv()
         except BaseException:  # boundary: whatever interrupts the reservation, the workers must not outlive it
@@ -63,16 +68,21 @@ class ServedModel(Engine):
         """Give back the memory of keys and values, and with `weights` that of the model."""
         with self._turn():
             self._executor.call("sleep", encode(Sleep(weights=weights)), timeout=STEP_TIMEOUT)
-        self._forgot_weights = weights or self._forgot_weights
+            if weights:
+                self._forgot_weights = True
+                self.manager.forget()
 
-    def wake(self) -> None:
+    def wake(self) -> dict[int, str]:
         """Take the memory back. Weights are loaded by the same plan, so results are the same bits as before.
 
-        Raises ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
+        Adapters are loaded again too. Returns the numbers of those whose files have changed or gone, and what is wrong. Raises
+        ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
-        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in self.plan.data.ranks) if self._forgot_weights else 0
+        plan = self.plan.data
+        weights = self.manager.forgotten
+        weights += sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) if self._forgot_weights else 0
         available = memory.available_memory()
-        if self.plan.data.settings.device == "cpu" and weights + self.kv.nbytes > available:
+        if plan.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(
                 "LM-MEMORY-FIT",
                 f"the memory that was given back is no longer there: {available / 1e9:.3f} GB available",
@@ -80,19 +90,33 @@ class ServedModel(Engine):
                 hints=["free memory and wake again"],
             )
         with self._turn():
+            lost: dict[int, str] = {}
             if self._forgot_weights:
-                bring_up(self._executor, self._record, self.plan.data, self._method, self._timeline, again=True)
+                if plan.settings.adapter_mode == "live":  # whichever there are by now come with their own numbers
+                    plan = msgspec.structs.replace(plan, adapters=())
+                bring_up(self._executor, self._record, plan, self._method, self._timeline, again=True)
                 self._forgot_weights = False
+                lost = self.manager.bring_back(self._ask_ranks)
             self._probe()
             self._reserve(self.kv)
+        return lost
+
+    def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+        with self._turn():
+            if self._forgot_weights:
+                raise ResourceError(
+                    "LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"]
+                )
+            return self._ask_ranks(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
-            check_plan(plan, self._settings, available)
+            check_plan(plan, self._settings, available, self._limits.budget(plan))
 
     def _reserve_kv(self) -> KvPlan:
-        planned = plan_kv(self.plan.data, self._probe(), self._settings, memory.available_memory())
+        free = self.manager.reserved
+        planned = plan_kv(self.plan.data, self._probe(), self._settings, memory.available_memory(), free)
         for text in planned.notices:
             self._observe(Notice(rank=HOST_RANK, text=text))
         self._reserve(planned)

@@ -12,7 +12,15 @@ from loadmaster_hookspecs.errors import UsageError
 
 Auto = Literal["auto"]
 
-SMALLEST: Final = {"kv_bytes": 1, "max_model_len": 2, "block_size": 1, "max_batch_tokens": 1, "max_running": 1}
+SMALLEST: Final = {
+    "kv_bytes": 1,
+    "max_model_len": 2,
+    "block_size": 1,
+    "max_batch_tokens": 1,
+    "max_running": 1,
+    "adapter_bytes": 0,
+    "max_adapter_rank": 0,
+}
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +30,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
     together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
     tokens. A step computes `max_batch_tokens` new tokens of `max_running` requests at most, so longer prompts are computed in
-    pieces. `prefix_cache` lets requests use what others with the same beginning have computed.
+    pieces. `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory
+    for adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the
+    model's bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
     """
 
     kv_bytes: int | Auto = "auto"
@@ -31,17 +41,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_batch_tokens: int = 512
     max_running: int = 64
     prefix_cache: bool = True
+    adapter_bytes: int | Auto = "auto"
+    max_adapter_rank: int = 0
 
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():
             value = getattr(self, name)
-            automatic = name in ("kv_bytes", "max_model_len") and value == "auto"
+            automatic = "auto" in str(_kind(name)).lower() and value == "auto"
             if not automatic and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
                 raise UsageError(
                     "LM-USAGE-SETTING",
                     f"{name} {value!r} is out of range",
                     where={"setting": name},
-                    hints=[f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)) else "")],
+                    hints=[
+                        f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)).lower() else "")
+                    ],
                 )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from loadmaster.adapters.info import AdapterInfo as AdapterInfo
 from loadmaster_hookspecs.models import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -60,22 +61,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
-
-
-class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that requests can name. `digest` is that of its files' contents, `nbytes` what it takes over all ranks.
-
-    `summary` is its kind's: `LoRA, 216/216 pairs, scale 2 (r 8, alpha 16)`. `using` requests run with it or wait to.
-    """
-
-    name: str
-    path: str
-    kind: str
-    digest: str
-    summary: str
-    nbytes: int
-    pinned: bool = False
-    using: int = 0
 
 
 class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,11 @@ def test_no_more_is_taken_than_requests_can_use(plan: LoadPlan) -> None:
     assert kv.max_model_len == 100
 
 
+def test_adapters_to_come_keep_their_room(plan: LoadPlan) -> None:
+    settings = EngineSettings(max_running=10**6)
+    assert plan_kv(plan, [probed()], settings, 10**9, 10**8) == plan_kv(plan, [probed()], settings, 10**9 - int(10**8 / 0.9))
+
+
 def test_ranks_of_a_node_share_its_memory_and_devices_do_not(plan: LoadPlan) -> None:
     one = plan_kv(plan, [probed()], EngineSettings(max_running=10**6), 10**9).blocks
     two = plan_kv(plan, [probed(), probed()], EngineSettings(max_running=10**6), 10**9).blocks
@@ -104,7 +109,9 @@ def test_an_engine_that_does_not_fit_is_refused_before_anything_is_read(folder: 
 
     def load(**settings: Any) -> AsyncEngine:
         return AsyncEngine(
-            folder, settings=EngineSettings(**settings), on_event=lambda event: stages.append(getattr(event, "stage", ""))
+            folder,
+            settings=EngineSettings(**{"adapter_bytes": 0, **settings}),
+            on_event=lambda event: stages.append(getattr(event, "stage", "")),
         )
 
     with pytest.raises(lm.ResourceError) as caught:
@@ -114,6 +121,10 @@ def test_an_engine_that_does_not_fit_is_refused_before_anything_is_read(folder: 
     assert "reserve" not in stages
     # Two layers: gathering one of them takes as much again.
     assert 80_000_000 < int(caught.value.hints[0].split()[-1]) < 90_000_000
+    with pytest.raises(lm.ResourceError, match=r"adapters 0\.300 GB") as caught:
+        load(max_batch_tokens=64, adapter_bytes=300_000_000)
+    assert any("adapter_bytes" in hint for hint in caught.value.hints)
+    assert "reserve" not in stages
     engine = load(max_batch_tokens=64, max_running=2)
     assert engine.max_model_len == 128
     asyncio.run(engine.close())

@@ -30,6 +30,8 @@ def test_an_unknown_setting_is_answered_with_the_nearest() -> None:
         {"block_size": "auto"},
         {"max_batch_tokens": 1.5},
         {"max_running": True},
+        {"adapter_bytes": -1},
+        {"max_adapter_rank": "auto"},
     ],
 )
 def test_absurd_values_are_refused(values: dict[str, Any]) -> None:
