@@ -12,7 +12,14 @@ from loadmaster_hookspecs.errors import UsageError
 
 Auto = Literal["auto"]
 
-SMALLEST: Final = {"kv_bytes": 1, "max_model_len": 2, "block_size": 1, "max_batch_tokens": 1, "max_running": 1}
+SMALLEST: Final = {
+    "kv_bytes": 1,
+    "max_model_len": 2,
+    "block_size": 1,
+    "max_batch_tokens": 1,
+    "max_running": 1,
+    "max_waiting": 0,
+}
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +29,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
     together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
     tokens. A step computes `max_batch_tokens` new tokens of `max_running` requests at most, so longer prompts are computed in
-    pieces. `prefix_cache` lets requests use what others with the same beginning have computed.
+    pieces. `max_waiting` requests beyond `max_running` may wait, further ones are refused; 0 lets any number wait.
+    `prefix_cache` lets requests use what others with the same beginning have computed.
     """
 
     kv_bytes: int | Auto = "auto"
@@ -30,6 +38,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: int = 16
     max_batch_tokens: int = 512
     max_running: int = 64
+    max_waiting: int = 1024
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest() -> None:
         {"block_size": "auto"},
         {"max_batch_tokens": 1.5},
         {"max_running": True},
+        {"max_waiting": -1},
     ],
 )
 def test_absurd_values_are_refused(values: dict[str, Any]) -> None:
