@@ -1,57 +1,28 @@
-"""The whole way of a request: the official client, the server as a process, the engine, and its worker processes."""
+"""The whole way of a request: the official client, the server as a process, the engine, and its two worker processes."""
 
 from __future__ import annotations
 
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import openai
 import pytest
 
 import loadmaster as lm
 from runnable_model import write_runnable_model
+from server_process import ServerProcess
 
 PROMPTS: Final = [f"{word} and {word} again" for word in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
 TOKENS: Final = 12
-START_SECONDS: Final = 120
 
 
-class Server:
-    """A running `loadmaster serve`."""
-
-    def __init__(self, model: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "loadmaster.cli", "serve", str(model), "--port", "0", "--dtype", "float32", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        said = []
-        for line in self.process.stderr:
-            said.append(line)
-            if found := re.search(r"at (http://\S+)", line):
-                self.client = openai.OpenAI(base_url=found[1], api_key="none", max_retries=0, timeout=START_SECONDS)
-                self.name = self.client.models.list().data[0].id
-                return
-        raise AssertionError("".join(said))
-
-    def answer(self, prompt: str, *, stream: bool = False) -> str:
-        """Return the greedy continuation of a prompt."""
-        if not stream:
-            made = self.client.completions.create(model=self.name, prompt=prompt, max_tokens=TOKENS, temperature=0)
-            return made.choices[0].text
-        parts = self.client.completions.create(model=self.name, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True)
-        return "".join(part.choices[0].text for part in parts)
-
-    def end(self) -> int:
-        """Ask it to drain and return its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        _, rest = self.process.communicate(timeout=60)
-        assert "Traceback" not in rest
-        return self.process.returncode
+def answer(server: ServerProcess, prompt: str, *, stream: bool) -> str:
+    """Return the greedy continuation of a prompt."""
+    made: Any = server.client.completions.create(
+        model=server.name, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=stream
+    )
+    return "".join(part.choices[0].text for part in made) if stream else made.choices[0].text
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +37,15 @@ def alone(model: Path) -> dict[str, str]:
     return dict(zip(PROMPTS, (answer.text for answer in made), strict=True))
 
 
-@pytest.fixture(params=["1", "2"], ids=["one rank", "two ranks"])
-def server(model: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    running = Server(model, "--tp", request.param, "--max-running", "4")
-    yield running
-    if running.process.poll() is None:
-        running.process.kill()
-        running.process.communicate()
+@pytest.fixture
+def server(model: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(model, "--tp", "2", "--max-running", "4") as running:
+        yield running
 
 
-def test_many_clients_get_what_each_prompt_gives_alone(server: Server, alone: dict[str, str]) -> None:
+def test_many_clients_get_what_each_prompt_gives_alone(server: ServerProcess, alone: dict[str, str]) -> None:
     jobs = [(prompt, number % 2 == 0) for number, prompt in enumerate(PROMPTS * 3)]
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda job: server.answer(job[0], stream=job[1]), jobs))
+        answers = list(pool.map(lambda job: answer(server, job[0], stream=job[1]), jobs))
     assert answers == [alone[prompt] for prompt, _ in jobs]
-    assert server.end() == 0
+    assert server.drain() == 0

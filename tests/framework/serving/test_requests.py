@@ -66,7 +66,7 @@ def test_text_logprobs_and_counts(folder: Path) -> None:
 
 def test_a_full_queue_takes_no_more(folder: Path) -> None:
     async def scene() -> None:
-        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
         async with opened(folder, max_running=2, max_waiting=3) as engine:
             alone = text([delta async for delta in engine.generate(PROMPT, params)])
             streams = [engine.generate(PROMPT, params) for _ in range(5)]
