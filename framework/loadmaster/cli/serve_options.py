@@ -41,7 +41,7 @@ class ByteCount(click.ParamType[int]):
 
 def engine_options(command: Decorated) -> Decorated:
     """Add the options to a command."""
-    count = {"type": click.IntRange(min=1), "metavar": "N"}
+    count: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
     options = (
         click.option("--kv-bytes", type=ByteCount(), metavar="BYTES",
                      help="Memory for keys and values, all ranks.  [default: what is left]"),

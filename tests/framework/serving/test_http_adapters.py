@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
+from openai.types import Completion
 
 from fake_adapters import BUDGET, shift_of, write_fake_adapter
 from fake_serving import FakeServingEngine, expected_text
@@ -65,7 +66,7 @@ def unload(live: Live, name: str) -> Posted:
 
 
 def answer(client: OpenAI, model: str, **fields: Any) -> str:
-    made = client.completions.create(model=model, prompt="hello", max_tokens=8, **fields)
+    made: Completion = client.completions.create(model=model, prompt="hello", max_tokens=8, **fields)
     return made.choices[0].text
 
 

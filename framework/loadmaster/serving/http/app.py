@@ -41,7 +41,7 @@ def make_app(
     health = HealthEndpoint(monitor, gate)
     return Starlette(
         routes=[
-            Route("/v1/models", models.list, methods=["GET"]),
+            Route("/v1/models", models.all, methods=["GET"]),
             Route("/v1/models/{name:path}", models.one, methods=["GET"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),

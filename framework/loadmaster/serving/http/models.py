@@ -54,7 +54,7 @@ class Models:
         self._names = tuple(names)
         self._started = started
 
-    async def list(self, _: Request) -> Response:
+    async def all(self, _: Request) -> Response:
         """Answer `GET /v1/models`."""
         return json_reply(ModelList(data=self._cards()))
 
