@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,15 +34,17 @@ def shift_of(content: bytes) -> int:
 
 
 class FakeAdapters:
-    """The `ServingAdapters` of a fake engine. A load takes `seconds`; loads and unloads take turns."""
+    """The `ServingAdapters` of a fake engine. It begins with those `given` by name; a load takes `seconds`, and loads take turns."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.seconds = 0.0
         self._loaded: dict[str, AdapterInfo] = {}
         self._shifts: dict[str, int] = {}
         self._using: Counter[tuple[str, str]] = Counter()
         self._counted: dict[str, AdapterStats] = {}
         self._turn = asyncio.Lock()
+        for name, path in given.items():
+            self._add(name, path, pinned=False)
 
     def list(self) -> tuple[AdapterInfo, ...]:
         return tuple(msgspec.structs.replace(info, using=self._using[info.name, info.digest]) for info in self._loaded.values())
@@ -50,17 +52,7 @@ class FakeAdapters:
     async def load(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
         async with self._turn:
             await asyncio.sleep(self.seconds)
-            content = _read(name, Path(path))
-            digest = hashlib.sha256(content).hexdigest()
-            there = self._loaded.get(name)
-            if there is None or there.digest != digest:
-                others = sum(info.nbytes for info in self._loaded.values() if info.name != name)
-                if others + len(content) > BUDGET:
-                    raise ResourceError("LM-ADAPTER-MEMORY", "the adapter does not fit", why=f"{len(content)} bytes")
-                self._shifts[digest] = shift_of(content)
-                there = AdapterInfo(name=name, path=path, kind="fake", digest=digest, summary="2/2 pairs", nbytes=len(content))
-            self._loaded[name] = msgspec.structs.replace(there, pinned=pinned)
-            return self._loaded[name]
+            return self._add(name, path, pinned)
 
     async def unload(self, name: str) -> int:
         info = self._known(name)
@@ -91,6 +83,19 @@ class FakeAdapters:
 
     def stats(self) -> tuple[AdapterStats, ...]:
         return tuple(self._counted.values())
+
+    def _add(self, name: str, path: str, pinned: bool) -> AdapterInfo:
+        content = _read(name, Path(path))
+        digest = hashlib.sha256(content).hexdigest()
+        there = self._loaded.get(name)
+        if there is None or there.digest != digest:
+            others = sum(info.nbytes for info in self._loaded.values() if info.name != name)
+            if others + len(content) > BUDGET:
+                raise ResourceError("LM-ADAPTER-MEMORY", "the adapter does not fit", why=f"{len(content)} bytes")
+            self._shifts[digest] = shift_of(content)
+            there = AdapterInfo(name=name, path=path, kind="fake", digest=digest, summary="2/2 pairs", nbytes=len(content))
+        self._loaded[name] = msgspec.structs.replace(there, pinned=pinned)
+        return self._loaded[name]
 
     def _known(self, name: str) -> AdapterInfo:
         if name not in self._loaded:

@@ -50,7 +50,7 @@ class FakeServingEngine:
         self.path, self.settings, self.options = path, dict(settings or {}), options
         self.model = SimpleNamespace(report=sample_report())
         self.tokenizer = FakeTokenizer()
-        self.adapters = FakeAdapters()
+        self.adapters = FakeAdapters(options.get("adapters", {}) if options.get("adapter_mode") != "merged" else {})
         self.max_model_len = max_model_len
         self.step = step
         self.asked: list[SamplingParams] = []

@@ -110,7 +110,8 @@ def serve(
             report=loaded.report,
             adapter_folder=adapter_folder or "",
         )
-        line = f"serving   {', '.join(served)} at {base_url(listening)}"
+        known = dict.fromkeys([*served, *(adapter.name for adapter in loaded.engine.adapters.list())])
+        line = f"serving   {', '.join(known)} at {base_url(listening)}"
         launch.run_server(loaded.engine, told, listening, lambda: click.echo(line, err=True))
 
 

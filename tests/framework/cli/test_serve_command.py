@@ -19,6 +19,7 @@ import pytest
 from openai import OpenAI
 
 from command_line import Invoke
+from fake_adapters import write_fake_adapter
 from fake_serving import FakeServingEngine, expected_text
 from loadmaster.cli.serve_options import ByteCount
 from loadmaster.serving.http import launch
@@ -80,11 +81,13 @@ def test_options_reach_engine_and_server(
 def test_adapters_reach_the_engine_and_their_folder_the_server(
     invoke: Invoke, served: list[tuple[FakeServingEngine, ServerSettings]], model: Path, tmp_path: Path
 ) -> None:
-    adapters = ("--adapter", "a=one", "--adapter", "b=two")
+    given = {name: str(write_fake_adapter(tmp_path / name, name.encode())) for name in ("a", "b")}
+    adapters = [part for name, path in given.items() for part in ("--adapter", f"{name}={path}")]
     outcome = invoke("serve", str(model), "--port", "0", *adapters, "--adapter-folder", str(tmp_path))
     assert outcome.code == 0, outcome.err
+    assert "serving   tiny-model, a, b at http" in outcome.err
     ((engine, settings),) = served
-    assert (engine.options["adapters"], engine.options["adapter_mode"]) == ({"a": "one", "b": "two"}, "live")
+    assert (engine.options["adapters"], engine.options["adapter_mode"]) == (given, "live")
     assert (settings.models, settings.adapter_folder) == (("tiny-model",), str(tmp_path))
     assert invoke("serve", str(model), "--adapter-folder", str(tmp_path / "none")).code == 2
 

@@ -92,6 +92,7 @@ def test_the_model_of_a_request_selects_the_adapter(live: Live, client: OpenAI, 
             for choice in part.choices:
                 texts[choice.index] += choice.text
         assert texts == [expected_text(HELLO, 8, seed, shift) for seed in (3, 4)]
+    assert client.models.retrieve("org/one").id == "org/one"
     chat = client.chat.completions.create(model="two", messages=[{"role": "user", "content": "hi"}], max_tokens=5)
     assert chat.choices[0].message.content == expected_text(CHAT, 5, shift=shift_of(TWO))
 
