@@ -34,7 +34,7 @@ def shift_of(content: bytes) -> int:
 
 
 class FakeAdapters:
-    """The `ServingAdapters` of a fake engine. It begins with those `given` by name; a load takes `seconds`, and loads take turns."""
+    """The `ServingAdapters` of a fake engine. It begins with those `given`; a load takes `seconds`, and loads take turns."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.seconds = 0.0

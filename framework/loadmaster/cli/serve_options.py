@@ -55,7 +55,8 @@ def engine_options(command: Decorated) -> Decorated:
                      help="Reuse what equal beginnings have computed.  [default: the engine's]"),
         click.option("--adapter-bytes", type=ByteCount(), metavar="BYTES",
                      help="Memory for adapters, all ranks.  [default: the engine's]"),
-        click.option("--max-adapter-rank", **count, help="Largest rank of an adapter.  [default: the engine's]"),
+        click.option("--max-adapter-rank", type=click.IntRange(min=0), metavar="N",
+                     help="Largest rank of an adapter; 0 for any.  [default: the engine's]"),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
