@@ -94,7 +94,8 @@ class FakeAdapters:
                 raise ResourceError("LM-ADAPTER-MEMORY", "the adapter does not fit", why=f"{len(content)} bytes")
             self._shifts[digest] = shift_of(content)
             there = AdapterInfo(name=name, path=path, kind="fake", digest=digest, summary="2/2 pairs", nbytes=len(content))
-        self._loaded[name] = msgspec.structs.replace(there, pinned=pinned)
+        kept = name in self._loaded and self._loaded[name].pinned
+        self._loaded[name] = msgspec.structs.replace(there, pinned=pinned or kept)
         return self._loaded[name]
 
     def _known(self, name: str) -> AdapterInfo:

@@ -1,5 +1,7 @@
 """64 clients at once, as long as LOADMASTER_LOAD_SECONDS says: nothing is lost, nothing is changed, and the counters add up.
 
+They stream or wait for the whole, complete texts or chat, are greedy or draw, use an adapter or none, and some leave early.
+
 For a minute, with the figures: LOADMASTER_LOAD_SECONDS=60 pytest -s tests/integration/test_server_load.py
 """
 
@@ -13,29 +15,27 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pytest
 from openai import AsyncOpenAI
 
 import loadmaster as lm
 from live_server import eventually
-from runnable_model import write_tokenizer
+from peft_adapters import adapt
 from server_process import WAIT_SECONDS, ServerProcess
-from tiny_models import make_model, save_model
 
 CLIENTS: Final = 64
 SECONDS: Final = float(os.environ.get("LOADMASTER_LOAD_SECONDS", "5"))
-SHAPE: Final = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 257}
-SIZES: Final = {**SHAPE, "intermediate_size": 704, "num_hidden_layers": 4, "max_position_embeddings": 512}
 STORY: Final = "Once upon a time there was a server with many clients, and "
 """The beginning of half of the prompts: it is shared through the prefix cache."""
 
+ADAPTER: Final = "mine"
 ENDLESS: Final = 300
 """Tokens of an answer whose client leaves."""
 
 
 class Asked(NamedTuple):
-    """A request: a text to continue or a turn of a chat, and how its tokens are drawn."""
+    """A request: its adapter or none, a text to continue or a turn of a chat, and how its tokens are drawn."""
 
+    adapter: str
     chat: bool
     text: str
     max_tokens: int
@@ -52,24 +52,16 @@ class Answered(NamedTuple):
 
 
 REQUESTS: Final = [
-    Asked(chat=number % 4 == 3, text=f"{STORY * (number % 2)}number {number}", max_tokens=6 + number, seed=seed)
+    Asked(("", ADAPTER)[number % 3 == 0], number % 4 == 3, f"{STORY * (number % 2)}number {number}", 6 + number, seed)
     for number in range(12)
     for seed in (None, 7)
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random llama of 12 MB with a tokenizer of bytes."""
-    folder = tmp_path_factory.mktemp("load")
-    write_tokenizer(folder)
-    return save_model(make_model("llama", **SIZES), folder)
-
-
 async def create(client: AsyncOpenAI, model: str, asked: Asked, *, stream: bool, **more: Any) -> Any:
     """Send a request. Greedy without a seed, sampled with one."""
     sampling = {"temperature": 0} if asked.seed is None else {"temperature": 1, "seed": asked.seed}
-    fields = {"model": model, "max_tokens": asked.max_tokens, "stream": stream, **sampling, **more}
+    fields = {"model": asked.adapter or model, "max_tokens": asked.max_tokens, "stream": stream, **sampling, **more}
     if stream:
         fields["stream_options"] = {"include_usage": True}
     if asked.chat:
@@ -145,20 +137,22 @@ async def each_alone(url: str, model: str) -> dict[Asked, Answered]:
         return {asked: await complete(client, model, asked, stream=False) for asked in REQUESTS}
 
 
-def check_alone(model: Path, expected: dict[Asked, Answered]) -> None:
+def check_alone(model: Path, adapter: Path, expected: dict[Asked, Answered]) -> None:
     """Compare the greedy answers with those of an engine without a server."""
-    with lm.Engine(model, dtype="float32") as engine:
+    with lm.Engine(model, dtype="float32", adapters={ADAPTER: adapter}) as engine:
         for asked, answered in expected.items():
             if asked.seed is None:
-                (made,) = engine.generate([asked.text], max_tokens=asked.max_tokens, temperature=0.0, chat=asked.chat)
-                assert made.text == answered.text, asked
+                options = {"max_tokens": asked.max_tokens, "chat": asked.chat, "adapter": asked.adapter or None}
+                assert engine.generate([asked.text], temperature=0.0, **options)[0].text == answered.text, asked
 
 
-def test_a_load_of_64_clients_loses_nothing(model: Path) -> None:
+def test_a_load_of_64_clients_loses_nothing(served_model: Path, tmp_path: Path) -> None:
+    adapter = adapt(served_model, tmp_path / "adapter").adapter
+    options = ("--max-running", "32", "--kv-bytes", "2MiB", "--max-model-len", "448", "--adapter", f"{ADAPTER}={adapter}")
     # The cache is small, so that most requests wait, and some that run are put back and computed again.
-    with ServerProcess(model, "--max-running", "32", "--kv-bytes", "2MiB", "--max-model-len", "448") as server:
+    with ServerProcess(served_model, *options) as server:
         expected = asyncio.run(each_alone(server.url, server.name))
-        check_alone(model, expected)
+        check_alone(served_model, adapter, expected)
         load = Load(server.name, expected)
         before = server.metrics()
         begin = time.monotonic()
