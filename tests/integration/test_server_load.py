@@ -142,7 +142,7 @@ def check_alone(model: Path, adapter: Path, expected: dict[Asked, Answered]) -> 
     with lm.Engine(model, dtype="float32", adapters={ADAPTER: adapter}) as engine:
         for asked, answered in expected.items():
             if asked.seed is None:
-                options = {"max_tokens": asked.max_tokens, "chat": asked.chat, "adapter": asked.adapter or None}
+                options: dict[str, Any] = {"max_tokens": asked.max_tokens, "chat": asked.chat, "adapter": asked.adapter or None}
                 assert engine.generate([asked.text], temperature=0.0, **options)[0].text == answered.text, asked
 
 
