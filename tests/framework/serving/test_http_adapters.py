@@ -29,7 +29,8 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the adapters `one` and `two`, and `wrong`, which fits no model."""
     write_fake_adapter(tmp_path / "adapters" / "one", ONE)
     write_fake_adapter(tmp_path / "adapters" / "two", TWO)
-    write_fake_adapter(tmp_path / "adapters" / "wrong", b"w", unmatched="layers.9.q_proj, nearest: layers.1.q_proj")
+    where = tmp_path / "adapters" / "wrong" / "adapter_model.safetensors"
+    write_fake_adapter(where.parent, b"w", unmatched=f"layers.9.q_proj in {where}, nearest: layers.1.q_proj")
     return tmp_path / "adapters"
 
 
@@ -156,7 +157,7 @@ def test_an_unload_waits_for_those_who_use_the_adapter(live: Live, client: OpenA
 @pytest.mark.parametrize(
     ("name", "content", "status", "code", "told"),
     [
-        ("wrong", None, 422, "LM-ADAPTER-UNMATCHED", "layers.9.q_proj, nearest: layers.1.q_proj"),
+        ("wrong", None, 422, "LM-ADAPTER-UNMATCHED", ": layers.9.q_proj in wrong/adapter_model.safetensors,"),
         ("empty", None, 422, "LM-ADAPTER-CONFIG", "adapter_config.json"),
         ("huge", b"h" * (BUDGET + 1), 503, "LM-ADAPTER-MEMORY", f"{BUDGET + 1} bytes"),
     ],

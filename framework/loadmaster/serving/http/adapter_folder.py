@@ -19,13 +19,19 @@ def find_adapter(folder: str, path: str) -> str:
         raise _missing(path) from None
     if not _inside(found, allowed):
         raise _outside(path)
-    if not os.path.isdir(found):
-        raise _missing(path)
-    with os.scandir(found) as entries:
-        for entry in entries:
-            if not _inside(os.path.realpath(entry.path), allowed):
-                raise _outside(f"{path}/{entry.name}")
+    try:
+        names = os.listdir(found)
+    except OSError:
+        raise _missing(path) from None
+    for name in names:
+        if not _inside(os.path.realpath(os.path.join(found, name)), allowed):
+            raise _outside(f"{path}/{name}")
     return found
+
+
+def without_folder(message: str, folder: str) -> str:
+    """Return a message for clients: paths in it begin at `folder`, since where that lies is not their concern."""
+    return message.replace(f"{os.path.realpath(folder)}{os.sep}", "")
 
 
 def _inside(path: str, folder: str) -> bool:
@@ -38,5 +44,5 @@ def _outside(path: str) -> ApiError:
 
 
 def _missing(path: str) -> ApiError:
-    message = f"there is no folder {path!r} in the folder that adapters are loaded from"
+    message = f"there is no folder that can be read at {path!r} in the folder that adapters are loaded from"
     return bad_request(message, "lora_path", "invalid_value")

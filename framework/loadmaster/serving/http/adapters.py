@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loadmaster.serving.http.adapter_folder import find_adapter
+from loadmaster.serving.http.adapter_folder import find_adapter, without_folder
 from loadmaster.serving.http.bodies import read_body
 from loadmaster.serving.http.errors import ApiError, bad_request, from_loadmaster, sentence
 from loadmaster.serving.http.fields import decode
@@ -67,7 +67,7 @@ class AdapterEndpoints:
         try:
             info = await self._engine.adapters.load(asked.lora_name, path, pinned=asked.pinned)
         except LoadmasterError as error:
-            raise _refused(error) from error
+            raise _refused(error, folder) from error
         return json_reply(
             LoadedAdapter(
                 id=info.name,
@@ -93,9 +93,9 @@ class AdapterEndpoints:
         return self._settings.adapter_folder
 
 
-def _refused(error: LoadmasterError) -> ApiError:
+def _refused(error: LoadmasterError, folder: str) -> ApiError:
     """Return the response for an adapter that cannot be loaded."""
     for kind, status in _STATUS:
         if isinstance(error, kind):
-            return bad_request(sentence(error.report), None, error.code, status=status)
+            return bad_request(without_folder(sentence(error.report), folder), None, error.code, status=status)
     return from_loadmaster(error)
