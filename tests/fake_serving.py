@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from fake_adapters import FakeAdapters
 from fake_api import sample_report
 from loadmaster.serving.types import Delta, EngineStats, FinishReason, SamplingParams, TokenLogprob
 from loadmaster_hookspecs.errors import UsageError
@@ -29,9 +30,9 @@ class FakeTokenizer:
         return "".join(f"{turn['role']}={turn['content']}\n" for turn in messages)
 
 
-def expected_text(prompt: Sequence[int], length: int, seed: int | None = None) -> str:
-    """Return what the fake engine answers: letters that depend on prompt, seed and position."""
-    return "".join(chr(97 + (sum(prompt) + (seed or 0) * 5 + place * place * 3) % 26) for place in range(length))
+def expected_text(prompt: Sequence[int], length: int, seed: int | None = None, shift: int = 0) -> str:
+    """Return what the fake engine answers: letters that depend on prompt, seed, position and the adapter's shift."""
+    return "".join(chr(97 + (sum(prompt) + (seed or 0) * 5 + place * place * 3 + shift) % 26) for place in range(length))
 
 
 class FakeServingEngine:
@@ -49,6 +50,7 @@ class FakeServingEngine:
         self.path, self.settings, self.options = path, dict(settings or {}), options
         self.model = SimpleNamespace(report=sample_report())
         self.tokenizer = FakeTokenizer()
+        self.adapters = FakeAdapters(options.get("adapters", {}) if options.get("adapter_mode") != "merged" else {})
         self.max_model_len = max_model_len
         self.step = step
         self.asked: list[SamplingParams] = []
@@ -62,22 +64,23 @@ class FakeServingEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> AsyncIterator[Delta]:
         if max(prompt) >= VOCABULARY:
             raise UsageError("LM-USAGE-PROMPT", "a token id is not in the vocabulary", why=f"the largest is {max(prompt)}")
-        self.asked.append(params)
-        self.running += 1
-        self.prompt_tokens += len(prompt)
-        outcome: FinishReason = "cancelled"
-        try:
-            async for delta in self._deltas(prompt, params):
-                outcome = delta.finish_reason or outcome
-                yield delta
-        finally:
-            self.running -= 1
-            self.done += outcome in ("stop", "length")
-            self.failed += outcome == "error"
-            self.cancelled += outcome == "cancelled"
+        with self.adapters.using(adapter, len(prompt)) as shift:
+            self.asked.append(params)
+            self.running += 1
+            self.prompt_tokens += len(prompt)
+            outcome: FinishReason = "cancelled"
+            try:
+                async for delta in self._deltas(prompt, params, shift):
+                    outcome = delta.finish_reason or outcome
+                    yield delta
+            finally:
+                self.running -= 1
+                self.done += outcome in ("stop", "length")
+                self.failed += outcome == "error"
+                self.cancelled += outcome == "cancelled"
 
-    async def _deltas(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Delta]:
-        text = expected_text(prompt, params.max_tokens, params.seed)
+    async def _deltas(self, prompt: Sequence[int], params: SamplingParams, shift: int) -> AsyncIterator[Delta]:
+        text = expected_text(prompt, params.max_tokens, params.seed, shift)
         ends = [text.index(stop) for stop in params.stop if stop in text]
         text, reason = (text[: min(ends)], "stop") if ends else (text, "length")
         self.first_token.append(0.25)
@@ -112,6 +115,7 @@ class FakeServingEngine:
             kv_blocks_used=5,
             kv_blocks_total=20,
             first_token_seconds=told,
+            adapters=self.adapters.stats(),
         )
 
     async def drain(self, timeout: float) -> bool:

@@ -21,7 +21,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.con
 def write_runnable_model(folder: Path) -> Path:
     """Write the model with random float32 weights (the same every time) into `folder` and return it."""
     folder.mkdir(parents=True)
-    vocabulary = _write_tokenizer(folder)
+    vocabulary = write_tokenizer(folder)
     save_file(_weights(vocabulary), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", _config(vocabulary))
     _write_json(folder / "generation_config.json", {"eos_token_id": vocabulary - 1})
@@ -46,7 +46,7 @@ def _config(vocabulary: int) -> dict[str, object]:
     }
 
 
-def _write_tokenizer(folder: Path) -> int:
+def write_tokenizer(folder: Path) -> int:
     """Write a tokenizer whose tokens are bytes and return the size of its vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))

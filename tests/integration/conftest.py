@@ -1,12 +1,33 @@
-"""What the tests with real worker processes share: a small model."""
+"""What the tests with real worker processes share: small models."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from runnable_model import write_tokenizer
 from tiny_models import make_model, save_model
+
+SERVED: Final = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of 12 MB with a tokenizer of bytes and a chat template, whose answers differ from prompt to prompt."""
+    folder = tmp_path_factory.mktemp("served") / "model"
+    folder.mkdir()
+    vocabulary = write_tokenizer(folder)
+    return save_model(make_model("llama", vocab_size=vocabulary, **SERVED), folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from loadmaster.cli.options import model_argument, plan_options
+from loadmaster.cli.serve_options import ENGINE_SETTINGS, engine_options
 from loadmaster.cli.session import Session
 from loadmaster.cli.session_options import session_options
 from loadmaster_hookspecs import UsageError
@@ -19,27 +20,6 @@ EXTRA: Final = ("starlette", "uvicorn", "prometheus_client")
 """The modules that `loadmaster[serve]` brings in."""
 
 KEY_VARIABLE: Final = "LOADMASTER_API_KEY"
-
-
-_UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-
-ENGINE_SETTINGS: Final = ("kv_bytes", "max_model_len", "max_running", "max_batch_tokens", "prefix_cache")
-"""The options that are settings of the serving engine; what is not given is left to it."""
-
-
-class ByteCount(click.ParamType[int]):
-    """A number of bytes, with a unit or without: `512MiB`, `2GB`, `1073741824`."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes. Fails for anything that is no number of bytes."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
-        unit = _UNITS.get(found[2].lower()) if found else None
-        if found is None or unit is None or float(found[1]) * unit < 1:
-            self.fail(f"{value!r} is not a number of bytes; write 512MiB, 2GB or 1073741824", param, ctx)
-        return int(float(found[1]) * unit)
 
 
 def _checked_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
@@ -54,22 +34,7 @@ def _checked_key(context: click.Context, parameter: click.Parameter, value: str 
 @model_argument
 @plan_options
 @click.option("--executor", metavar="inline|multiprocess", help="How ranks run.  [default: the engine's choice]")
-@click.option(
-    "--kv-bytes", type=ByteCount(), metavar="BYTES", help="Memory for keys and values, all ranks.  [default: what is left]"
-)
-@click.option(
-    "--max-model-len",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Longest context in tokens.  [default: what fits]",
-)
-@click.option("--max-running", type=click.IntRange(min=1), metavar="N", help="Requests in a batch.  [default: the engine's]")
-@click.option(
-    "--max-batch-tokens", type=click.IntRange(min=1), metavar="N", help="New tokens of a step.  [default: the engine's]"
-)
-@click.option(
-    "--prefix-cache/--no-prefix-cache", default=None, help="Reuse what equal beginnings have computed.  [default: the engine's]"
-)
+@engine_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on; 0 takes a free one."
@@ -82,7 +47,13 @@ def _checked_key(context: click.Context, parameter: click.Parameter, value: str 
     "names",
     multiple=True,
     metavar="NAME",
-    help="Its name in requests. Repeatable.  [default: the folder]",
+    help="Its name in requests. Repeatable.  [default: that of the folder, or of a merged adapter]",
+)
+@click.option(
+    "--adapter-folder",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Let clients load adapters from inside DIR, and unload any.",
 )
 @click.option(
     "--drain-seconds",
@@ -102,8 +73,9 @@ def serve(
     port: int,
     api_key: str,
     names: tuple[str, ...],
+    adapter_folder: str | None,
     drain_seconds: float,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Load MODEL and answer requests of the OpenAI API: completions, chats, /health and /metrics.
 
@@ -118,17 +90,17 @@ def serve(
     from loadmaster.serving.http.settings import ServerSettings
 
     selection = session.selection
+    served = _served_names(model, names, options["adapters"], options["adapter_mode"])
     with bind(host, port) as listening:
         private = is_loopback(listening)
         if not api_key and not private:
             click.echo(f"notice    everybody who reaches {host} may use this server: set {KEY_VARIABLE}", err=True)
         defaults = launch.model_defaults(model, selection)
-        wanted = {name: settings.pop(name) for name in ENGINE_SETTINGS}
+        wanted = {name: options.pop(name) for name in ENGINE_SETTINGS}
         wanted = {name: value for name, value in wanted.items() if value is not None}
         with open_display(sys.stderr, quiet=session.quiet) as display:
-            loaded = launch.make_engine(model, wanted, selection=selection, on_event=display.handle, **settings)
+            loaded = launch.make_engine(model, wanted, selection=selection, on_event=display.handle, **options)
             display.finish(loaded.report)
-        served = names or (Path(model).resolve().name,)
         told = ServerSettings(
             models=served,
             defaults=defaults,
@@ -136,9 +108,30 @@ def serve(
             hosts=(*LOOPBACK, host.lower(), listening.getsockname()[0]) if private and not api_key else (),
             drain_seconds=drain_seconds,
             report=loaded.report,
+            adapter_folder=adapter_folder or "",
         )
-        line = f"serving   {', '.join(served)} at {base_url(listening)}"
+        known = dict.fromkeys([*served, *(adapter.name for adapter in loaded.engine.adapters.list())])
+        line = f"serving   {', '.join(known)} at {base_url(listening)}"
         launch.run_server(loaded.engine, told, listening, lambda: click.echo(line, err=True))
+
+
+def _served_names(model: str, names: tuple[str, ...], adapters: Collection[str], mode: str) -> tuple[str, ...]:
+    """Return what requests call the model.
+
+    A merged adapter gives it its name: nobody who asks for the folder's name should get an adapter's answers. Raises UsageError
+    LM-SERVE-NAME when an adapter is called like the model.
+    """
+    if mode == "merged" and adapters:
+        return names or tuple(adapters)
+    served = names or (Path(model).resolve().name,)
+    taken = sorted({*served} & {*adapters})
+    if taken:
+        raise UsageError(
+            "LM-SERVE-NAME",
+            f"model and adapter are both called {taken[0]!r}",
+            hints=("give the adapter another name", "name the model with --served-model-name"),
+        )
+    return served
 
 
 def _require_extra() -> None:

@@ -93,8 +93,8 @@ class AsyncEngine:
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
         """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` names one, or none.
 
-        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining, and WorkerError
-        after a worker has failed.
+        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining and, LM-ENGINE-BUSY,
+        when `max_waiting` requests wait, and WorkerError after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)
@@ -198,6 +198,10 @@ class AsyncEngine:
             raise WorkerError("LM-ENGINE-FAILED", "the engine has failed and takes no more requests", why=self._loop.error)
         if self._stage != "serve":
             raise ResourceError("LM-ENGINE-DRAINING", "the engine takes no more requests", where={"stage": self._stage})
+        limit = self.settings.max_running + self.settings.max_waiting
+        if self.settings.max_waiting and self._loop.unfinished >= limit:
+            why = f"{limit} are there: {self.settings.max_running} in a batch and {self.settings.max_waiting} that wait"
+            raise ResourceError("LM-ENGINE-BUSY", "too many requests", why=why, hints=["ask again later"])
 
 
 class _Deliveries:

@@ -69,6 +69,12 @@ class StepLoop:
         return self._thread.is_alive() and not self.error and not self._stopping
 
     @property
+    def unfinished(self) -> int:
+        """How many requests there are: those that run, those that wait, and those that were not looked at yet."""
+        with self._news:
+            return len(self._answers) + sum(isinstance(item, Answer) for item in self._inbox)
+
+    @property
     def idle(self) -> bool:
         """Whether no request is left."""
         with self._news:

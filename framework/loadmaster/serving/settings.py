@@ -20,6 +20,7 @@ SMALLEST: Final = {
     "max_running": 1,
     "adapter_bytes": 0,
     "max_adapter_rank": 0,
+    "max_waiting": 0,
 }
 
 
@@ -30,9 +31,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
     together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
     tokens. A step computes `max_batch_tokens` new tokens of `max_running` requests at most, so longer prompts are computed in
-    pieces. `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory
-    for adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the
-    model's bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
+    pieces. `max_waiting` requests beyond `max_running` may wait, further ones are refused; 0 lets any number wait.
+    `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory for
+    adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the model's
+    bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
     """
 
     kv_bytes: int | Auto = "auto"
@@ -40,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: int = 16
     max_batch_tokens: int = 512
     max_running: int = 64
+    max_waiting: int = 1024
     prefix_cache: bool = True
     adapter_bytes: int | Auto = "auto"
     max_adapter_rank: int = 0

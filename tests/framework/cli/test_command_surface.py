@@ -20,7 +20,8 @@ SURFACE = {
         ["model"],
         (PLANNING - {"--json"})
         | {"--executor", "--kv-bytes", "--max-model-len", "--host", "--port", "--api-key", "--served-model-name"}
-        | {"--max-running", "--max-batch-tokens", "--prefix-cache", "--drain-seconds"},
+        | {"--max-running", "--max-waiting", "--max-batch-tokens", "--prefix-cache", "--drain-seconds"}
+        | {"--adapter-folder", "--adapter-bytes", "--max-adapter-rank"},
     ),
     "env": ([], {"--json"}),
     "plugins list": ([], {"--json"}),

@@ -19,8 +19,9 @@ import pytest
 from openai import OpenAI
 
 from command_line import Invoke
+from fake_adapters import write_fake_adapter
 from fake_serving import FakeServingEngine, expected_text
-from loadmaster.cli.serve import ByteCount
+from loadmaster.cli.serve_options import ByteCount
 from loadmaster.serving.http import launch
 from loadmaster.serving.http.settings import ServerSettings
 from runnable_model import write_runnable_model
@@ -54,6 +55,7 @@ def test_options_reach_engine_and_server(
 ) -> None:
     options = "--tp 2 --dtype float32 --executor multiprocess --port 0 --drain-seconds 5"
     settings_given = "--kv-bytes 64MiB --max-model-len 100 --max-running 4 --max-batch-tokens 99 --no-prefix-cache"
+    settings_given += " --max-waiting 0 --adapter-bytes 1MiB --max-adapter-rank 16"
     names = ("--served-model-name", "a", "--served-model-name", "b")
     outcome = invoke("serve", str(model), *options.split(), *settings_given.split(), *names, "--api-key", "k")
     assert outcome.code == 0, outcome.err
@@ -65,12 +67,52 @@ def test_options_reach_engine_and_server(
         "kv_bytes": 64 << 20,
         "max_model_len": 100,
         "max_running": 4,
+        "max_waiting": 0,
         "max_batch_tokens": 99,
         "prefix_cache": False,
+        "adapter_bytes": 1 << 20,
+        "max_adapter_rank": 16,
     }
     assert engine.options.items() >= {"tensor_parallel": 2, "dtype": "float32", "executor": "multiprocess"}.items()
     assert settings.report == engine.model.report
     assert (settings.models, settings.key, settings.drain_seconds) == (("a", "b"), "k", 5.0)
+
+
+def test_adapters_reach_the_engine_and_their_folder_the_server(
+    invoke: Invoke, served: list[tuple[FakeServingEngine, ServerSettings]], model: Path, tmp_path: Path
+) -> None:
+    given = {name: str(write_fake_adapter(tmp_path / name, name.encode())) for name in ("a", "b")}
+    adapters = [part for name, path in given.items() for part in ("--adapter", f"{name}={path}")]
+    outcome = invoke("serve", str(model), "--port", "0", *adapters, "--adapter-folder", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    assert "serving   tiny-model, a, b at http" in outcome.err
+    ((engine, settings),) = served
+    assert (engine.options["adapters"], engine.options["adapter_mode"]) == (given, "live")
+    assert (settings.models, settings.adapter_folder) == (("tiny-model",), str(tmp_path))
+    assert invoke("serve", str(model), "--adapter-folder", str(tmp_path / "none")).code == 2
+
+
+@pytest.mark.parametrize(("given", "names"), [((), ("mine",)), (("--served-model-name", "both"), ("both",))])
+def test_a_merged_adapter_gives_the_model_its_name(
+    invoke: Invoke,
+    served: list[tuple[FakeServingEngine, ServerSettings]],
+    model: Path,
+    given: tuple[str, ...],
+    names: tuple[str, ...],
+) -> None:
+    merged = ("--adapter", "mine=folder", "--adapter-mode", "merged")
+    assert invoke("serve", str(model), "--port", "0", *merged, *given).code == 0
+    assert served[0][1].models == names
+
+
+@pytest.mark.parametrize("given", [(), ("--served-model-name", "other", "--served-model-name", "tiny-model")])
+def test_an_adapter_cannot_be_called_like_the_model(
+    invoke: Invoke, served: list[tuple[FakeServingEngine, ServerSettings]], model: Path, given: tuple[str, ...]
+) -> None:
+    outcome = invoke("serve", str(model), "--port", "0", "--adapter", "tiny-model=folder", *given)
+    assert outcome.code == 2
+    assert "LM-SERVE-NAME" in outcome.err
+    assert not served
 
 
 def test_what_is_not_said_is_left_to_the_engine(

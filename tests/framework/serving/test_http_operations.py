@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from fake_adapters import write_fake_adapter
 from fake_api import sample_report
 from fake_serving import FakeServingEngine
 from loadmaster.serving.http.app import make_app
@@ -86,6 +88,30 @@ def test_metrics_add_up() -> None:
     assert found["loadmaster_load_seconds{stage=load}"] == 0.5
     assert found["loadmaster_load_bytes{kind=read}"] == 200_000_000
     assert found["loadmaster_load_amplification"] == 1.0
+
+
+def test_adapters_are_counted_apart(tmp_path: Path) -> None:
+    write_fake_adapter(tmp_path / "one", b"one")
+    engine = FakeServingEngine()
+    with TestClient(make_app(engine, ServerSettings(models=("tiny",), adapter_folder=str(tmp_path)))) as client:
+        asked = {"lora_name": "mine", "lora_path": "one"}
+        assert client.post("/v1/load_lora_adapter", json=asked).status_code == 200
+        for model, times in (("tiny", 1), ("mine", 2)):
+            for _ in range(times):
+                assert client.post("/v1/completions", json=BODY | {"model": model}).status_code == 200
+        found = _samples(client)
+        assert found["loadmaster_adapter_requests_total{adapter=}"] == 1
+        assert found["loadmaster_adapter_requests_total{adapter=mine}"] == 2
+        assert found["loadmaster_adapter_prompt_tokens_total{adapter=mine}"] == 16
+        assert found["loadmaster_adapter_cached_tokens_total{adapter=mine}"] == 4
+        assert found["loadmaster_adapter_prefix_hit_ratio{adapter=mine}"] == 0.25
+        assert (found["loadmaster_adapters_loaded"], found["loadmaster_adapter_bytes{adapter=mine}"]) == (1, 3)
+        assert found["loadmaster_http_responses_total{path=/v1/load_lora_adapter}{status=200}"] == 1
+        assert client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"}).status_code == 200
+        found = _samples(client)
+        assert found["loadmaster_adapters_loaded"] == 0
+        assert "loadmaster_adapter_bytes{adapter=mine}" not in found
+        assert found["loadmaster_adapter_requests_total{adapter=mine}"] == 2, "counters do not go back"
 
 
 def test_responses_are_logged_on_one_line_each(caplog: pytest.LogCaptureFixture) -> None:

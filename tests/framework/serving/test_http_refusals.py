@@ -204,7 +204,7 @@ class BrokenEngine(FakeServingEngine):
     ("error", "status", "code"),
     [
         (WorkerError("LM-WORKER-DIED", "rank 1 died"), 500, "LM-WORKER-DIED"),
-        (ResourceError("LM-QUEUE-FULL", "too many requests wait"), 503, "LM-QUEUE-FULL"),
+        (ResourceError("LM-ENGINE-DRAINING", "no more requests"), 503, "LM-ENGINE-DRAINING"),
         (ValueError("secret detail"), 500, "internal_error"),
     ],
 )
@@ -215,3 +215,18 @@ def test_a_failing_engine_has_a_status_and_tells_no_secrets(error: Exception, st
         told = _error(client, TEXT, {"model": "tiny", "prompt": "x", "stream": stream})
     assert (told[0], told[2]) == (status, code)
     assert "secret" not in told[3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_too_many_requests(stream: bool) -> None:
+    error = ResourceError("LM-ENGINE-BUSY", "too many requests", why="5 are there", hints=["ask again later"])
+    with TestClient(make_app(BrokenEngine(error), ServerSettings(models=("tiny",)))) as client:
+        response = client.post(TEXT, json={"model": "tiny", "prompt": "x", "stream": stream})
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) > 0
+    assert response.json()["error"] == {
+        "message": "too many requests: 5 are there; ask again later",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "LM-ENGINE-BUSY",
+    }

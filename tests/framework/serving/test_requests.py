@@ -64,6 +64,26 @@ def test_text_logprobs_and_counts(folder: Path) -> None:
     asyncio.run(scene())
 
 
+def test_a_full_queue_takes_no_more(folder: Path) -> None:
+    async def scene() -> None:
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        async with opened(folder, max_running=2, max_waiting=3) as engine:
+            alone = text([delta async for delta in engine.generate(PROMPT, params)])
+            streams = [engine.generate(PROMPT, params) for _ in range(5)]
+            with pytest.raises(lm.ResourceError, match="too many requests") as caught:
+                engine.generate(PROMPT, params)
+            assert caught.value.code == "LM-ENGINE-BUSY"
+            assert "2 in a batch and 3 that wait" in caught.value.report.why
+            assert [text([delta async for delta in stream]) for stream in streams] == [alone] * 5
+            assert text([delta async for delta in engine.generate(PROMPT, params)]) == alone, "there is room again"
+        async with opened(folder, max_running=1, max_waiting=0) as engine:
+            streams = [engine.generate(PROMPT, params) for _ in range(1100)]
+            for stream in streams:
+                await stream.aclose()
+
+    asyncio.run(scene())
+
+
 def test_stop_texts_and_stop_tokens(folder: Path) -> None:
     async def scene() -> None:
         async with opened(folder) as engine:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from loadmaster.serving.http.adapters import AdapterEndpoints
 from loadmaster.serving.http.disconnect import ClientGone, on_client_gone
 from loadmaster.serving.http.endpoints import Endpoints
 from loadmaster.serving.http.errors import ApiError, on_api_error, on_http_error, on_unexpected
@@ -17,6 +18,7 @@ from loadmaster.serving.http.health import HealthEndpoint
 from loadmaster.serving.http.host import HostCheck
 from loadmaster.serving.http.key import KeyCheck
 from loadmaster.serving.http.metrics import Metrics, ResponseCount
+from loadmaster.serving.http.models import Models
 from loadmaster.serving.http.monitor import Monitor
 from loadmaster.serving.http.settings import ServerSettings
 from loadmaster.serving.types import ServingEngine
@@ -33,14 +35,18 @@ def make_app(
     gate = gate or Gate()
     monitor = monitor or Monitor(engine)
     metrics = Metrics(monitor, settings.report)
-    endpoints = Endpoints(engine, settings, int(time.time()))
+    models = Models(engine, settings.models, int(time.time()))
+    endpoints = Endpoints(engine, settings, models)
+    adapters = AdapterEndpoints(engine, settings, models)
     health = HealthEndpoint(monitor, gate)
     return Starlette(
         routes=[
-            Route("/v1/models", endpoints.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/v1/models", models.all, methods=["GET"]),
+            Route("/v1/models/{name:path}", models.one, methods=["GET"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/health", health.endpoint, methods=["GET"]),
             Route("/metrics", metrics.endpoint, methods=["GET"]),
         ],

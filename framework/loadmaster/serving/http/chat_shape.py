@@ -8,9 +8,10 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadmaster.serving.http.answers import Answer, Usage
+from loadmaster.serving.http.answers import Answer
 from loadmaster.serving.http.jobs import Job
 from loadmaster.serving.http.logprobs import ChatLogprobs, chat_logprobs
+from loadmaster.serving.http.shapes import Shape
 from loadmaster.serving.types import Delta, FinishReason, TokenLogprob
 
 
@@ -31,17 +32,6 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
 
 
-class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole response."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of a turn. The role comes once, in the first chunk of a choice."""
 
@@ -58,51 +48,30 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk of a stream."""
+class ChatShape(Shape):
+    """Makes chat responses; the first chunk of a choice tells the role."""
 
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
+    def _beginning(self, job: Job, index: int) -> ChunkChoice:
+        return ChunkChoice(index=index, delta=ChatPiece(role="assistant", content=""))
 
-class ChatShape:
-    """Makes chat responses."""
+    def _piece(self, job: Job, index: int, answer: Answer, delta: Delta) -> ChunkChoice:
+        return ChunkChoice(
+            index=index,
+            delta=ChatPiece(content=delta.text) if delta.text else ChatPiece(),
+            logprobs=_logprobs(job, index, delta.logprobs),
+            finish_reason=delta.finish_reason,
+        )
 
-    def opening(self, job: Job, index: int) -> ChatChunk:
-        """Return the chunk that tells the role."""
-        return _chunk(job, ChunkChoice(index=index, delta=ChatPiece(role="assistant", content="")))
-
-    def chunk(self, job: Job, index: int, answer: Answer, delta: Delta) -> ChatChunk:
-        """Return the chunk for what is new of a choice."""
-        piece = ChatPiece(content=delta.text) if delta.text else ChatPiece()
-        logprobs = _logprobs(job, index, delta.logprobs)
-        return _chunk(job, ChunkChoice(index=index, delta=piece, logprobs=logprobs, finish_reason=delta.finish_reason))
-
-    def closing(self, job: Job, usage: Usage) -> ChatChunk:
-        """Return the chunk that tells the usage."""
-        return ChatChunk(id=job.id, created=job.created, model=job.model, choices=[], usage=usage)
-
-    def whole(self, job: Job, answers: Sequence[Answer], usage: Usage) -> ChatBody:
-        """Return the response that is not a stream."""
-        choices = [
-            ChatChoice(
-                index=index,
-                message=ChatMessage(content=answer.text),
-                logprobs=_logprobs(job, index, answer.logprobs),
-                finish_reason=answer.finish_reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
-        return ChatBody(id=job.id, created=job.created, model=job.model, choices=choices, usage=usage)
-
-
-def _chunk(job: Job, choice: ChunkChoice) -> ChatChunk:
-    usage = None if job.include_usage else UNSET
-    return ChatChunk(id=job.id, created=job.created, model=job.model, choices=[choice], usage=usage)
+    def _choice(self, job: Job, index: int, answer: Answer) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(content=answer.text),
+            logprobs=_logprobs(job, index, answer.logprobs),
+            finish_reason=answer.finish_reason,
+        )
 
 
 def _logprobs(job: Job, index: int, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:

@@ -52,12 +52,26 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def from_loadmaster(error: LoadmasterError) -> ApiError:
-    """Return the response for one of our own errors: 400 for wrong calls, 503 for what ran out, 500 for the rest."""
+    """Return the response for one of our own errors.
+
+    400 for wrong calls, 404 for an adapter that is not there (any more), 429 for a queue that is full, 503 for what else ran
+    out, 500 for the rest.
+    """
+    message = sentence(error.report)
+    if error.code == "LM-ENGINE-BUSY":
+        detail = ErrorDetail(message=message, type="rate_limit_error", code=error.code)
+        return ApiError(429, detail, {"retry-after": "1"})
     if isinstance(error, UsageError):
-        return bad_request(_sentence(error.report), None, error.code)
+        return bad_request(message, None, error.code, status=404 if error.code == "LM-USAGE-ADAPTER" else 400)
     if isinstance(error, ResourceError):
-        return unavailable(_sentence(error.report), error.code)
+        return unavailable(message, error.code)
     return ApiError(500, ErrorDetail(message=error.report.summary, type="server_error", code=error.code))
+
+
+def sentence(report: ErrorReport) -> str:
+    """Return summary, reason and hints of a report on one line."""
+    text = f"{report.summary}: {report.why}" if report.why else report.summary
+    return "; ".join((text, *report.hints))
 
 
 def error_body(error: ApiError) -> bytes:
@@ -95,9 +109,3 @@ async def on_unexpected(_: Request, __: Exception) -> Response:
 
 
 _ROUTER_CODES: Final[Mapping[int, str]] = {404: "unknown_url", 405: "method_not_allowed"}
-
-
-def _sentence(report: ErrorReport) -> str:
-    """Return summary, reason and hints of a report on one line."""
-    text = f"{report.summary}: {report.why}" if report.why else report.summary
-    return "; ".join((text, *report.hints))

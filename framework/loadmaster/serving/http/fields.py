@@ -9,9 +9,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from loadmaster.serving.http.errors import ApiError, bad_request
-from loadmaster.serving.http.requests import GenerationFields
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Fields that describe a request and change nothing about its answer."""
@@ -67,7 +66,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _refuse(name: str, value: object, record: type[GenerationFields]) -> bool:
+def _refuse(name: str, value: object, record: type[msgspec.Struct]) -> bool:
     """Return whether a field is accepted and dropped. Raises ApiError for one that is unknown or not implemented."""
     if name in record.__struct_fields__:
         return False

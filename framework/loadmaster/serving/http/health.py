@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from loadmaster.serving.http.gate import Gate
 from loadmaster.serving.http.monitor import Monitor
+from loadmaster.serving.http.replies import json_reply
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class HealthEndpoint:
     async def endpoint(self, _: Request) -> Response:
         """Answer `GET /health`."""
         health = self.read()
-        return Response(msgspec.json.encode(health), 200 if health.healthy else 503, media_type="application/json")
+        return json_reply(health, 200 if health.healthy else 503)
 
     def read(self) -> Health:
         """Return the server's health now."""

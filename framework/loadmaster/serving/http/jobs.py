@@ -38,7 +38,10 @@ class Choice(NamedTuple):
 
 
 class Job(NamedTuple):
-    """All that a request asks of the engine, and how it wants to hear of it. `created` is seconds since 1970."""
+    """All that a request asks of the engine, and how it wants to hear of it. `created` is seconds since 1970.
+
+    `model` is what the request calls it, `adapter` what the engine is told, empty for the model itself.
+    """
 
     id: str
     created: int
@@ -46,6 +49,7 @@ class Job(NamedTuple):
     prompts: tuple[Prompt, ...]
     choices: tuple[Choice, ...]
     include_usage: bool
+    adapter: str = ""
 
 
 def make_job(
@@ -53,6 +57,7 @@ def make_job(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     *,
+    adapter: str,
     kind: str,
     max_tokens: int | None,
     limits: Limits,
@@ -74,7 +79,7 @@ def make_job(
             choices.append(Choice(prompt, msgspec.structs.replace(params, max_tokens=room, seed=seed)))
     usage = bool(request.stream_options and request.stream_options.include_usage)
     name = f"{kind}-{secrets.token_hex(12)}"
-    return Job(name, int(time.time()), request.model, tuple(prompts), tuple(choices), usage)
+    return Job(name, int(time.time()), request.model, tuple(prompts), tuple(choices), usage, adapter)
 
 
 def sampling(request: GenerationFields, defaults: SamplingParams, logprobs: int | None) -> SamplingParams:

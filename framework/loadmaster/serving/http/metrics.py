@@ -7,20 +7,30 @@ from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from loadmaster.serving.http.engine_metrics import EngineCollector
 from loadmaster.serving.http.monitor import Monitor
-from loadmaster.serving.types import EngineStats
 from loadmaster_engine.report import LoadReport
 
 _log = logging.getLogger(__name__)
 
-ROUTES: Final = frozenset({"/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics"})
+ROUTES: Final = frozenset(
+    {
+        "/v1/models",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/health",
+        "/metrics",
+    }
+)
 """Paths that are told apart; all others count as `other`, so that strangers cannot make up labels."""
 
 
@@ -39,24 +49,6 @@ class Metrics:
     async def endpoint(self, _: Request) -> Response:
         """Answer `GET /metrics`."""
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-class EngineCollector(Collector):
-    """Turns the engine's statistics into metrics when they are asked for."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: registering must not ask the engine."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this moment."""
-        stats = self._monitor.read()
-        yield from _counters(stats)
-        yield from _gauges(stats)
-        yield from self._monitor.first_token.collect()
 
 
 class LoadCollector(Collector):
@@ -101,32 +93,3 @@ class ResponseCount:
             await send(message)
 
         await self._app(scope, receive, counted)
-
-
-def _counters(stats: EngineStats) -> Iterator[Metric]:
-    requests = CounterMetricFamily("loadmaster_requests", "Requests that have ended.", labels=["outcome"])
-    requests.add_metric(["done"], stats.requests_done)
-    requests.add_metric(["failed"], stats.requests_failed)
-    requests.add_metric(["cancelled"], stats.requests_cancelled)
-    yield requests
-    yield CounterMetricFamily("loadmaster_prompt_tokens", "Tokens of prompts.", value=stats.prompt_tokens)
-    yield CounterMetricFamily("loadmaster_generated_tokens", "Tokens generated.", value=stats.generated_tokens)
-    yield CounterMetricFamily("loadmaster_cached_tokens", "Prompt tokens out of the prefix cache.", value=stats.cached_tokens)
-    yield CounterMetricFamily("loadmaster_preemptions", "Requests put back to free blocks.", value=stats.preemptions)
-
-
-def _gauges(stats: EngineStats) -> Iterator[Metric]:
-    yield GaugeMetricFamily("loadmaster_up", "1 while the engine lives.", value=float(stats.alive))
-    yield GaugeMetricFamily("loadmaster_last_step_age_seconds", "Time since the last sign of life.", value=stats.last_step_age)
-    yield GaugeMetricFamily("loadmaster_requests_running", "Requests in the batch.", value=stats.running)
-    yield GaugeMetricFamily("loadmaster_requests_waiting", "Requests in the queue.", value=stats.waiting)
-    yield GaugeMetricFamily("loadmaster_kv_blocks_used", "Blocks of the key-value cache in use.", value=stats.kv_blocks_used)
-    yield GaugeMetricFamily("loadmaster_kv_blocks_total", "Blocks of the key-value cache.", value=stats.kv_blocks_total)
-    use = _share(stats.kv_blocks_used, stats.kv_blocks_total)
-    yield GaugeMetricFamily("loadmaster_kv_use_ratio", "Share of the key-value cache in use.", value=use)
-    hits = _share(stats.cached_tokens, stats.prompt_tokens)
-    yield GaugeMetricFamily("loadmaster_prefix_hit_ratio", "Share of prompt tokens out of the prefix cache.", value=hits)
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0

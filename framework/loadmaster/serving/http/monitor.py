@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import Histogram
 
-from loadmaster.serving.types import EngineStats, ServingEngine
+from loadmaster.serving.types import AdapterInfo, EngineStats, ServingEngine
 
 FIRST_TOKEN_BUCKETS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Upper bounds in seconds: from a small model's cached prompt to a long prompt in a long queue."""
@@ -30,3 +30,7 @@ class Monitor:
         for seconds in stats.first_token_seconds:
             self.first_token.observe(seconds)
         return stats
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Return the adapters that are loaded now."""
+        return self._engine.adapters.list()

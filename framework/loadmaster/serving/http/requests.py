@@ -16,6 +16,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Likeliest = Annotated[int, Meta(ge=0, le=20)]
 """A number of alternatives to every token."""
+AdapterName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"\A[^\s\x00-\x1f\x7f]+\Z")]
+"""A name without spaces and control characters."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +54,23 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     prompt: str | list[str | TokenId | list[TokenId]]
     echo: bool = False
     logprobs: Likeliest | None = None
+
+
+class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A body of `/v1/load_lora_adapter`: the name that requests will use, and the adapter's folder on the server's machine.
+
+    A `pinned` adapter does not make room for others.
+    """
+
+    lora_name: AdapterName
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    pinned: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A body of `/v1/unload_lora_adapter`."""
+
+    lora_name: AdapterName
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ async def running(engine: ServingEngine, job: Job) -> AsyncIterator[AsyncIterato
     most, so a client that reads slowly does not hold the engine up.
     """
     queue: asyncio.Queue[Arrival] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(engine, choice, index, queue)) for index, choice in enumerate(job.choices)]
+    tasks = [
+        asyncio.create_task(_forward(engine, job.adapter, choice, index, queue)) for index, choice in enumerate(job.choices)
+    ]
     for index, task in enumerate(tasks):
         task.add_done_callback(partial(_tell_end, index, queue))
     try:
@@ -43,8 +45,8 @@ def _tell_end(index: int, queue: asyncio.Queue[Arrival], _: asyncio.Task[None]) 
     queue.put_nowait(Arrival(index, None))
 
 
-async def _forward(engine: ServingEngine, choice: Choice, index: int, queue: asyncio.Queue[Arrival]) -> None:
-    deltas = engine.generate(choice.prompt.ids, choice.params)
+async def _forward(engine: ServingEngine, adapter: str, choice: Choice, index: int, queue: asyncio.Queue[Arrival]) -> None:
+    deltas = engine.generate(choice.prompt.ids, choice.params, adapter=adapter)
     try:
         async for delta in deltas:
             queue.put_nowait(Arrival(index, delta))

@@ -15,6 +15,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `key` lets everyone in. `hosts` are the names under which the server may be addressed, empty for all names.
     `drain_seconds` is what running requests get when the server is asked to stop. `body_seconds` is what a client may take
     to send a request, `send_seconds` how long it may leave a piece of an answer unread. `report` is shown in `/metrics`.
+    Clients may load adapters from inside `adapter_folder`, and unload any; empty: they may do neither.
     """
 
     models: tuple[str, ...]
@@ -27,3 +28,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_seconds: float = 30.0
     send_seconds: float = 60.0
     report: LoadReport | None = None
+    adapter_folder: str = ""
