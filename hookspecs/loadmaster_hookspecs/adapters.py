@@ -56,7 +56,8 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
     """What an adapter does to one module; part of the plan.
 
     `tensors` maps roles (`A`, `B`, `magnitude`) to stored tensors. `layouts` has one layout per role, named by it, over the
-    axes `in` and `out` of the module and any others, whose sizes `axes` gives; those others are never cut. A layout marked
+    axes `in` and `out` of the module, those of its parameters (`down_proj.2` is dimension 2 of the parameter `down_proj`), and
+    any others, whose sizes `axes` gives; those others are never cut. A layout marked
     `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
     `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
 
@@ -126,15 +127,21 @@ InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and returns the one that is used in its place, of the same shape."""
 
 
+Forward = Callable[..., Any]
+"""Takes all that a module is called with, and returns what the module would, before ranks put their results together."""
+
+
 class LiveChange(NamedTuple):
     """What an adapter does to a module while it is chosen. `result` is given the input as `input` has left it.
 
     Both treat every token by itself: requests with different adapters share a batch, and each call is given the tokens of
-    some of them.
+    some of them. `forward` runs in the place of the module's own code, where a change is more than something added to its
+    result; whether what such a module is called with can be divided by tokens depends on the module.
     """
 
     result: ResultChange | None = None
     input: InputChange | None = None
+    forward: Forward | None = None
 
 
 MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]

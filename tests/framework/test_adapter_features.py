@@ -81,3 +81,20 @@ def test_replaced_vocabularies_of_tied_models(saved: list[str], tmp_path: Path) 
 def test_square_random_factors_are_not_transposed(tmp_path: Path) -> None:
     sizes = {"hidden_size": 8, "head_dim": 2, "num_key_value_heads": 4}
     check(make_adapter(tmp_path, sizes=sizes, r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj"], "target_parameters": STACKS, "alpha_pattern": {"experts.down_proj": 9}},
+        {"target_modules": [], "target_parameters": STACKS[:1], "use_rslora": True},
+        {"target_modules": [], "target_parameters": STACKS[1:], "rank_pattern": {"layers.1.mlp.experts.down_proj": 3}},
+        {"target_modules": ["k_proj"], "target_parameters": ["q_proj.weight", "mlp.gate.weight", *STACKS]},
+    ],
+)
+def test_experts(config: dict[str, Any], tmp_path: Path) -> None:
+    check(make_adapter(tmp_path, "qwen3_moe", EXPERTS, **config), (1, 2, 3, 4))

@@ -148,7 +148,6 @@ def test_tensors_that_contradict_the_configuration(config: dict[str, Any], code:
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "loftq"),
         ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["experts.gate_up_proj"]),
         ("layer_replication", [[0, 1]]),
         ("alora_invocation_tokens", [3]),
         ("megatron_config", {"a": 1}),

@@ -196,7 +196,9 @@ def _whole(stored: TensorMeta, ndim: int) -> PlacedPiece:
 
 def adapted(module: ModuleSpec, part: AdapterPart) -> ModuleSpec:
     """Return a module that owns the tensors of an adapter's part, over the axes of the module it changes."""
-    sides = _sides(module)
+    sides = _sides(module) | {
+        f"{tensor.name}.{number}": dim.axis for tensor in module.tensors for number, dim in enumerate(tensor.dims)
+    }
     others = {f"{ROLE}.{axis}": size for axis, size in part.axes.items()}
     layouts = tuple(
         msgspec.structs.replace(

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from loadmaster_hookspecs.adapters import AdapterPart, BaseLayer, LiveChange, MergeChange
+from loadmaster_plugins.lora.stacks import live_parameters, merge_parameters
 
 ROWS: Final = 1024
 """Rows of a weight whose norms are computed at a time."""
@@ -18,6 +19,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
     """Return the change of a layer's result."""
+    if "A" not in tensors:
+        return live_parameters(part, tensors, layer)
     if part.kind == "embedding":
         return _live_embedding(part, tensors, layer)
     product = _product(part, tensors)
@@ -32,6 +35,8 @@ def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
 
 def merge(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> Mapping[str, MergeChange]:
     """Return the changes of a layer's weight and bias. `tensors` are float32."""
+    if "A" not in tensors:
+        return merge_parameters(part, tensors)
     a, b, scale = tensors["A"], tensors["B"], part.scale
     changes: dict[str, MergeChange] = {}
     if part.kind == "embedding":
