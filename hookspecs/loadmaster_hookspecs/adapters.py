@@ -108,7 +108,8 @@ class BaseLayer(Protocol):
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of the rank's own weight as the module stores it, as float32.
 
-        A linear layer stores [out, in], an embedding [in, out]. Not there for quantised layers.
+        A linear layer stores [out, in], an embedding [in, out]. Those of a quantised layer are the numbers that it multiplies
+        with.
         """
         ...
 

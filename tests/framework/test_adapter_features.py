@@ -23,6 +23,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "fan_in_fan_out": {"fan_in_fan_out": True},
     "dora": {"use_dora": True},
     "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "dora on embeddings": {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
     "head": {"target_modules": ["lm_head", "o_proj"]},
     "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "norm"]},
     "dropout and gaussian": {"lora_dropout": 0.5, "init_lora_weights": "gaussian"},
@@ -56,9 +57,10 @@ def test_attention_of_experts_models(tmp_path: Path) -> None:
     check(make_adapter(tmp_path, "qwen3_moe", sizes, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
 
 
-def test_scaled_embeddings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_scaled_embeddings(dora: bool, tmp_path: Path) -> None:
     sizes = {"query_pre_attn_scalar": 16}
-    check(make_adapter(tmp_path, "gemma3_text", sizes, target_modules=["embed_tokens", "q_proj"]), (1, 2))
+    check(make_adapter(tmp_path, "gemma3_text", sizes, target_modules=["embed_tokens", "q_proj"], use_dora=dora), (1, 2))
 
 
 @pytest.mark.parametrize("targets", [["embed_tokens", "q_proj"], ["lm_head", "q_proj"]])

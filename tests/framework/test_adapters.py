@@ -66,6 +66,22 @@ def test_live_on_quantised_bases(scheme: Scheme, tmp_path: Path) -> None:
     assert caught.value.report.why == "the weight is quantised"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "kernel", "ranks"),
+    [
+        (Scheme(), "dequant", (1, 2, 3)),
+        (Scheme(order=True), "dequant", (2,)),
+        (Scheme(), "torch-int4", (1,)),
+        (Scheme(method="awq", version="gemm"), "torch-int4", (1,)),
+    ],
+)
+def test_dora_on_quantised_bases(scheme: Scheme, kernel: str, ranks: tuple[int, ...], tmp_path: Path) -> None:
+    """Norms are those of the weights that the kernel multiplies with, whether it keeps the file's tensors or not."""
+    plain = write_quantised(tmp_path / "packed", scheme)
+    made = adapt(plain, tmp_path / "adapter", use_dora=True)._replace(model=tmp_path / "packed")
+    check(made, ranks, ("live",), kernel=kernel)
+
+
 @pytest.mark.parametrize("name", ["gptq-4b-g64-asym-act", "awq-4b-g64"])
 def test_live_on_real_quantised_files(name: str, tmp_path: Path) -> None:
     """Against the dequantised weights as a plain model, with peft's adapter on top."""
