@@ -1,46 +1,119 @@
-"""Every feature of peft's LoRA against peft itself, live and merged, whole and divided."""
+"""Every field of peft's LoraConfig against peft itself, live and merged, whole and divided."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pytest
 
-from peft_adapters import ALL, check, make_adapter
+import loadmaster as lm
+from family_census import random_model
+from loadmaster_plugins.lora.fields import Fields
+from peft_adapters import ALL, TOLERANCE, Made, adapt, check, engine, make_adapter
+from tiny_models import IDS, make_model, relative_error, save_model
 
-FEATURES: dict[str, dict[str, Any]] = {
-    "all seven": {},
-    "rslora": {"use_rslora": True},
-    "patterns": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 7}, "alpha_pattern": {"k_proj": 20, "o_proj": 1}},
-    "patterns and rslora": {"rank_pattern": {"v_proj": 9}, "alpha_pattern": {"v_proj": 3}, "use_rslora": True},
-    "regex": {"target_modules": r".*layers\.0\..*(q|v)_proj"},
-    "all-linear": {"target_modules": "all-linear"},
-    "full paths": {"target_modules": ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]},
-    "layers": {"layers_to_transform": [1]},
-    "layers pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
-    "exclude": {"exclude_modules": ["down_proj"]},
-    "fan_in_fan_out": {"fan_in_fan_out": True},
-    "dora": {"use_dora": True},
-    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
-    "dora on embeddings": {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
-    "head": {"target_modules": ["lm_head", "o_proj"]},
-    "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "norm"]},
-    "dropout and gaussian": {"lora_dropout": 0.5, "init_lora_weights": "gaussian"},
-}
+RANKS: Final = (1, 2, 3, 4)
+EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+SMALL: Final = [3, 17, 20, 5, 49, 8, 8, 90, 41, 2, 7]
+STACKS: Final = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_features(feature: str, tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, **FEATURES[feature]), (1, 2))
+class Shape(NamedTuple):
+    """A family, its sizes, and what it calls the linear layers of its blocks."""
+
+    family: str
+    sizes: Mapping[str, Any]
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    inner: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+
+    def features(self) -> dict[str, dict[str, Any]]:
+        """Return settings of LoraConfig by what they are about."""
+        everything = list(dict.fromkeys([self.q, self.k, self.v, "o_proj", *self.inner]))
+        some = {"target_modules": [self.q, "o_proj"]}
+        ranks = {"rank_pattern": {self.q: 2, r"layers\.0\..*o_proj": 7}, "alpha_pattern": {self.k: 20, "o_proj": 1}}
+        patterned = {self.v: 9}
+        found: dict[str, dict[str, Any]] = {
+            "plain": {"r": 5, "lora_alpha": 3},
+            "rslora": {"use_rslora": True},
+            "patterns": ranks,
+            "patterns and rslora": {"rank_pattern": patterned, "alpha_pattern": {self.v: 3}, "use_rslora": True},
+            "regex": {"target_modules": rf".*layers\.0\..*({self.q}|{self.v})"},
+            "all-linear": {"target_modules": "all-linear"},
+            "full paths": {"target_modules": [f"model.layers.0.self_attn.{self.q}", "model.layers.1.self_attn.o_proj"]},
+            "layers": {"layers_to_transform": [1]},
+            "layers pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
+            "exclude": {"exclude_modules": ["o_proj"]},
+            "fan_in_fan_out": {"fan_in_fan_out": True},
+            "dora": {"use_dora": True},
+            "embedding": {"target_modules": ["embed_tokens", self.q]},
+            "dora on embeddings": {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
+            "head": {"target_modules": ["lm_head", "o_proj"]},
+            "modules_to_save": some | {"modules_to_save": ["embed_tokens", "lm_head", "norm"]},
+            "dropout and gaussian": {"lora_dropout": 0.5, "init_lora_weights": "gaussian"},
+            "parameters of linear layers": {"target_modules": [self.v], "target_parameters": ["o_proj.weight"]},
+        }
+        if self.sizes.get("attention_bias"):
+            found |= {
+                "bias all": {"bias": "all"},
+                "bias lora_only": some | {"bias": "lora_only"},
+                "lora_bias": {"target_modules": [self.q, self.k, self.v, "o_proj"], "lora_bias": True},
+                "bias and dora": {"bias": "all", "use_dora": True},
+            }
+        if "num_experts" in self.sizes:
+            found |= {
+                "experts": some | {"target_parameters": STACKS, "alpha_pattern": {"experts.down_proj": 9}},
+                "experts, gate and up": {"target_modules": [], "target_parameters": STACKS[:1], "use_rslora": True},
+                "experts, down": {"target_modules": [], "target_parameters": STACKS[1:], "rank_pattern": {STACKS[1]: 3}},
+                "experts by the names of their layers": {"target_modules": [self.q, "gate_proj", "up_proj", "down_proj"]},
+                "experts and router": {"target_modules": [], "target_parameters": ["mlp.gate.weight", *STACKS]},
+            }
+        return {name: {"target_modules": everything, **config} for name, config in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("bias", "more"), [("all", {}), ("lora_only", {}), ("none", {"lora_bias": True}), ("all", {"use_dora": True})]
+SHAPES: Final = (
+    Shape("llama", {"attention_bias": True, "mlp_bias": True}),
+    Shape("qwen3", {"attention_bias": True}),
+    Shape("phi3", {}, q="qkv_proj", k="qkv_proj", v="qkv_proj", inner=("gate_up_proj", "down_proj")),
+    Shape("qwen3_moe", {"attention_bias": True, **EXPERTS}, inner=()),
 )
-def test_biases(bias: str, more: dict[str, Any], tmp_path: Path) -> None:
-    made = make_adapter(tmp_path, sizes={"attention_bias": True, "mlp_bias": True}, bias=bias, **more)
-    check(made, (1, 2))
+
+
+def test_every_honoured_field_has_a_case() -> None:
+    used = {field for shape in SHAPES for config in shape.features().values() for field in config}
+    assert set(Fields.__struct_fields__) <= used
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.family)
+def test_every_field(shape: Shape, tmp_path: Path) -> None:
+    """Live all adapters are in one engine for each number of ranks; merged each feature takes another number in turn."""
+    model = save_model(make_model(shape.family, **shape.sizes), tmp_path / "model")
+    made = {name: adapt(model, tmp_path / name, **config) for name, config in shape.features().items()}
+    wrong = [
+        (name, "merged", ranks)
+        for number, (name, each) in enumerate(made.items(), SHAPES.index(shape))
+        for ranks in (RANKS[number % len(RANKS)],)
+        if not _equal(engine(model, each.adapter, ranks, "merged"), {"it": each})
+    ]
+    for ranks in RANKS:
+        adapters = {name: each.adapter for name, each in made.items()}
+        loaded = lm.Engine(model, tensor_parallel=ranks, adapters=adapters, executor="inline", dtype="float32")
+        wrong += [(name, "live", ranks) for name in _different(loaded, made)]
+    assert not wrong
+
+
+def _equal(loaded: lm.Engine, made: Mapping[str, Made]) -> bool:
+    return not _different(loaded, made)
+
+
+def _different(loaded: lm.Engine, made: Mapping[str, Made]) -> list[str]:
+    """Return the adapters whose logits are not those of peft."""
+    with loaded:
+        errors = {name: relative_error(loaded.logits(list(IDS), adapter=name), each.logits) for name, each in made.items()}
+    return [name for name, error in errors.items() if not error < TOLERANCE]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +123,6 @@ def test_biases(bias: str, more: dict[str, Any], tmp_path: Path) -> None:
 def test_families(family: str, targets: list[str], dora: bool, tmp_path: Path) -> None:
     sizes = {"head_dim": 16} if family != "phi3" else {}
     check(make_adapter(tmp_path, family, sizes, target_modules=targets, use_dora=dora), (1, 2, 4))
-
-
-def test_attention_of_experts_models(tmp_path: Path) -> None:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    check(make_adapter(tmp_path, "qwen3_moe", sizes, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -85,18 +153,14 @@ def test_square_random_factors_are_not_transposed(tmp_path: Path) -> None:
     check(make_adapter(tmp_path, sizes=sizes, r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), (1, 2))
 
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-
-
 @pytest.mark.parametrize(
-    "config",
+    ("family", "stacks"),
     [
-        {"target_modules": ["q_proj"], "target_parameters": STACKS, "alpha_pattern": {"experts.down_proj": 9}},
-        {"target_modules": [], "target_parameters": STACKS[:1], "use_rslora": True},
-        {"target_modules": [], "target_parameters": STACKS[1:], "rank_pattern": {"layers.1.mlp.experts.down_proj": 3}},
-        {"target_modules": ["k_proj"], "target_parameters": ["q_proj.weight", "mlp.gate.weight", *STACKS]},
+        ("gpt_oss", STACKS),  # [count, in, out], not divided
+        ("aria_text", STACKS),  # the same, divided
+        ("llama4_text", ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]),  # all experts at once
     ],
 )
-def test_experts(config: dict[str, Any], tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, "qwen3_moe", EXPERTS, **config), (1, 2, 3, 4))
+def test_experts_of_other_forms(family: str, stacks: list[str], tmp_path: Path) -> None:
+    model = save_model(random_model(family), tmp_path / "model")
+    check(adapt(model, tmp_path / "adapter", ids=SMALL, target_modules=[], target_parameters=stacks), (1, 2), ids=SMALL)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import loadmaster as lm
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StoredAdapter
 from loadmaster_hookspecs.formats import TensorMeta
+from loadmaster_plugins.lora.fields import Fields
 from loadmaster_plugins.lora.kind import Lora
 from loadmaster_plugins.lora.product import live, merge
+from loadmaster_plugins.lora.settings import IRRELEVANT
+from loadmaster_plugins.peft_files.config import ORIGIN
 from loadmaster_plugins.peft_files.names import Repair, find_repair
 from peft_adapters import Made, adapter_tensors, edit_adapter_config, make_adapter, write_adapter_tensors
 from tiny_models import IDS, relative_error
@@ -142,16 +147,35 @@ def test_tensors_that_contradict_the_configuration(config: dict[str, Any], code:
     assert named in caught.value.report.why
 
 
+REFUSED: dict[str, Any] = {
+    "alora_invocation_tokens": [3],
+    "arrow_config": {"top_k": 2},
+    "ensure_weight_tying": True,
+    "init_lora_weights": "pissa",
+    "kasa_config": {"a": 1},
+    "layer_replication": [[0, 1]],
+    "megatron_config": {"a": 1},
+    "monteclora_config": {"a": 1},
+    "trainable_token_indices": [1, 2],
+    "use_bdlora": {"a": 1},
+    "use_qalora": True,
+    "velora_config": {"a": 1},
+}
+"""Fields that are refused where they are switched on, with such a value."""
+
+
+def test_every_field_of_peft_is_honoured_without_effect_or_refused() -> None:
+    honoured = {*Fields.__struct_fields__, "peft_type"}
+    classes = [honoured, IRRELEVANT | ORIGIN, REFUSED.keys()]
+    known = {field.name for field in dataclasses.fields(LoraConfig)}
+    assert sorted(name for each in classes for name in each) == sorted(known)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("init_lora_weights", "pissa"),
-        ("init_lora_weights", "loftq"),
-        ("trainable_token_indices", [1, 2]),
-        ("layer_replication", [[0, 1]]),
-        ("alora_invocation_tokens", [3]),
-        ("megatron_config", {"a": 1}),
-        ("use_qalora", True),
+        *REFUSED.items(),
+        *(("init_lora_weights", value) for value in ("loftq", "olora", "corda", "lora_ga", "pissa_niter_4")),
         ("a_field_of_the_future", 7),
     ],
 )
