@@ -27,12 +27,22 @@ AdapterParams = dict[str, str | int | float | bool]
 """What a kind must remember of a module to compute with it, as plain data: it travels in the plan."""
 
 
+class StackedMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a matrix of the checkpoint lies in a stack: rows `start` to `start + rows` of matrix `index` of `parameter`."""
+
+    parameter: str
+    index: int
+    start: int
+    rows: int
+
+
 class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     """A module of the base model as a kind sees it.
 
     Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
     Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
-    `quantised` layer is not among them. `head` marks the output head.
+    `quantised` layer is not among them. `head` marks the output head. `stacked` has the matrices of the checkpoint that the
+    module's stacks are made of, by the paths that they have there as layers of their own (`mlp.experts.3.up_proj`).
     """
 
     path: str
@@ -42,6 +52,7 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, tuple[int, ...]] = {}
     quantised: bool = False
     head: bool = False
+    stacked: dict[str, StackedMatrix] = {}
 
 
 class StoredAdapter(msgspec.Struct, frozen=True, kw_only=True):

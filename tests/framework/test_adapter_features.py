@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import loadmaster as lm
 from family_census import random_model
 from loadmaster_plugins.lora.fields import Fields
-from peft_adapters import ALL, TOLERANCE, Made, adapt, check, engine, make_adapter
-from tiny_models import IDS, make_model, relative_error, save_model
+from peft_adapters import ALL, TOLERANCE, Made, adapt, check, engine, make_adapter, write_adapter_tensors
+from tiny_models import IDS, make_model, reference_logits, relative_error, save_model
 
 RANKS: Final = (1, 2, 3, 4)
 EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
@@ -164,3 +168,26 @@ def test_square_random_factors_are_not_transposed(tmp_path: Path) -> None:
 def test_experts_of_other_forms(family: str, stacks: list[str], tmp_path: Path) -> None:
     model = save_model(random_model(family), tmp_path / "model")
     check(adapt(model, tmp_path / "adapter", ids=SMALL, target_modules=[], target_parameters=stacks), (1, 2), ids=SMALL)
+
+
+@pytest.mark.filterwarnings("ignore")  # peft and transformers warn of each other
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_that_were_layers(family: str, tmp_path: Path) -> None:
+    """Adapters of older transformers, with peft's own conversion as the reference."""
+    sizes = EXPERTS if family == "qwen3_moe" else {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
+    model = save_model(make_model(family, **sizes), tmp_path / "model")
+    layers = {name: value for name, value in load_file(model / "model.safetensors").items() if ".experts." in name}
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, weight in layers.items():
+        path = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{path}.lora_A.weight"] = 0.3 * torch.randn(3, weight.shape[1], generator=generator)
+        tensors[f"{path}.lora_B.weight"] = 0.3 * torch.randn(weight.shape[0], 3, generator=generator)
+    targets = sorted({name.split(".")[-2] for name in layers})
+    folder = tmp_path / "adapter"
+    LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM").save_pretrained(folder)
+    write_adapter_tensors(folder, tensors)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    made = Made(model, folder, reference_logits(PeftModel.from_pretrained(base, folder).eval(), list(IDS)))
+    assert relative_error(made.logits, reference_logits(make_model(family, **sizes), list(IDS))) > 0.01
+    check(made, RANKS)

@@ -8,6 +8,7 @@ from typing import Final
 
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, Replacement, StoredAdapter
 from loadmaster_hookspecs.findings import Finding
+from loadmaster_plugins.lora.experts import expert_parts
 from loadmaster_plugins.lora.pairs import ROLES, make_part
 from loadmaster_plugins.lora.parameters import make_wrapped
 from loadmaster_plugins.lora.settings import Settings, pattern_key, read_settings
@@ -26,7 +27,10 @@ def claim(stored: StoredAdapter, modules: Sequence[AdapterModule]) -> AdapterCla
     """
     settings = read_settings(stored.config)
     scene = match(stored, settings.config, modules, PAIRS)
-    parts = tuple(_part(settings, scene, path) for path in scene.paths)
+    parts = (
+        *(_part(settings, scene, path) for path in scene.paths if scene.repair.model_path(path) not in scene.stacks),
+        *expert_parts(settings, scene),
+    )
     replacements = scene.replacements()
     return AdapterClaim(
         summary=_summary(scene, settings, replacements),

@@ -1,75 +1,55 @@
-"""The arithmetic of changed parameters, in the worker: peft's `lora.ParamWrapper` without ever making the changed stack."""
+"""Pairs of single parameters in the worker, experts above all: peft's `lora.ParamWrapper`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from loadmaster_hookspecs.adapters import AdapterPart, BaseLayer, LiveChange, MergeChange
+from loadmaster_plugins.lora.changed import Changed, Factors, Stack
 
-STACK: Final = 3
-"""Dimensions of a stack of matrices."""
-
-PRODUCTS: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.mm)
+Pair = tuple[torch.Tensor, torch.Tensor, float]
+"""A [rank, in], B [rows, rank] and the scale of their product."""
 
 
-class Changed:
-    """W + scale * left right in the place of W: one matrix, or a stack of which modelling code takes one at a time.
+class Layers(NamedTuple):
+    """Pairs of matrices that were layers of their own: by matrix of the stack, then by part of its rows, of `parts`.
 
-    `torch.nn.functional.linear` and matrix products are computed from the factors. Whatever else is done with it is done with
-    the sum, which is then made for that moment.
+    `rows` and `columns` are those of a matrix of the stack, on this rank.
     """
 
-    def __init__(self, weight: Any, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
-        self._weight, self._left, self._right, self._scale = weight, left, right, scale
-        self.shape, self.dtype = weight.shape, weight.dtype
+    pairs: Mapping[int, Mapping[int, Pair]]
+    parts: int
+    rows: int
+    columns: int
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one changed matrix of a stack."""
-        one = isinstance(index, int) or (isinstance(index, torch.Tensor) and index.ndim == 0)
-        if not one or len(self.shape) != STACK:
-            return self.dense()[index]
-        number = int(index)
-        return Changed(self._weight[number], self._left[number], self._right[number], self._scale)
+    def one(self, index: int) -> Factors:
+        """Return the factors of one matrix: those of its parts in blocks, since each has a rank of its own."""
+        pairs = self.pairs.get(index, {})
+        like = next(a for own in self.pairs.values() for a, _, _ in own.values())
+        none = like.new_zeros(self.rows // self.parts, 0)
+        left = torch.block_diag(*(pairs[part][1] if part in pairs else none for part in range(self.parts)))
+        scaled = [a * scale for a, _, scale in (pairs[part] for part in sorted(pairs))]
+        return Factors(left, torch.cat([like.new_zeros(0, self.columns), *scaled]), 1.0)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return whatever the sum has."""
-        return getattr(self.dense(), name)
-
-    def dense(self) -> torch.Tensor:
-        """Return the sum."""
-        total: torch.Tensor = self._weight + self._scale * (self._left @ self._right)
-        return total
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Compute a function of torch one of whose arguments is a changed matrix."""
-        more = dict(kwargs or {})
-        second = args[1] if len(args) > 1 else None
-        if isinstance(second, Changed) and not isinstance(args[0], Changed):
-            x, rest = args[0], args[2:]
-            if func is torch.nn.functional.linear:
-                low = torch.nn.functional.linear(torch.nn.functional.linear(x, second._right), second._left)
-                return func(x, second._weight, *rest, **more) + second._scale * low
-            if func in PRODUCTS and not rest and not more:
-                return func(x, second._weight) + second._scale * (x @ second._left @ second._right)
-        return func(*map(_dense, args), **{name: _dense(value) for name, value in more.items()})
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        """Return the change of some matrices."""
+        return torch.stack([self.one(index).delta(0, self.rows) for index in range(start, stop)])
 
 
 def live_parameters(part: AdapterPart, tensors: Mapping[str, torch.Tensor], layer: BaseLayer) -> LiveChange:
     """Return what runs in the place of the module: its own code, on parameters that are changed as they are used."""
     module = layer.module
-    changes = {name: (*factors(part, tensors, name), _scale(part, name)) for name in part.touches}
+    changes = {name: factors(part, tensors, name) for name in part.touches}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         twin = copy.copy(module)
         # What an instance holds itself is found before parameters and modules of that name.
-        twin.__dict__.update({name: Changed(getattr(module, name), *change) for name, change in changes.items()})
+        twin.__dict__.update({name: Changed(getattr(module, name), change) for name, change in changes.items()})
         return type(module).forward(twin, *args, **kwargs)
 
     return LiveChange(forward=forward)
@@ -77,29 +57,34 @@ def live_parameters(part: AdapterPart, tensors: Mapping[str, torch.Tensor], laye
 
 def merge_parameters(part: AdapterPart, tensors: Mapping[str, torch.Tensor]) -> dict[str, MergeChange]:
     """Return the changes of the parameters, of a stack some matrices at a time. `tensors` are float32."""
-    return {name: _merged(*factors(part, tensors, name), _scale(part, name)) for name in part.touches}
+    return {name: _merged(factors(part, tensors, name)) for name in part.touches}
 
 
-def factors(part: AdapterPart, tensors: Mapping[str, torch.Tensor], name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of a parameter's factors whose product is what it is changed by: [..., first, rank], [..., rank, second].
+def factors(part: AdapterPart, tensors: Mapping[str, torch.Tensor], name: str) -> Factors | Stack:
+    """Return what changes a parameter.
 
-    peft stores A as [count * rank, in] and B as [out, rank * count].
+    peft stores A of a stack as [count * rank, in] and B as [out, rank * count].
     """
+    if "layers" in part.params:
+        return _layers(part, tensors, name)
     a, b, count = tensors[f"{name}.A"], tensors[f"{name}.B"], int(part.params[f"{name}.count"])
+    scale = float(part.params[f"{name}.scale"])
     if not count:
-        return b, a
+        return Factors(b, a, scale)
     a, b = a.view(count, -1, a.shape[1]), b.view(len(b), -1, count).permute(2, 0, 1)
-    return (a.transpose(1, 2), b.transpose(1, 2)) if part.params["transposed"] else (b, a)
+    return Factors(a.transpose(1, 2), b.transpose(1, 2), scale) if part.params["transposed"] else Factors(b, a, scale)
 
 
-def _scale(part: AdapterPart, name: str) -> float:
-    return float(part.params[f"{name}.scale"])
+def _layers(part: AdapterPart, tensors: Mapping[str, torch.Tensor], name: str) -> Layers:
+    pairs: dict[int, dict[int, Pair]] = defaultdict(dict)
+    for role in (role for role in part.tensors if role.startswith(f"{name}.") and role.endswith(".A")):
+        key = role.removesuffix(".A")
+        index, number = map(int, key.split(".")[-2:])
+        pairs[index][number] = (tensors[role], tensors[f"{key}.B"], float(part.params[f"{key}.scale"]))
+    a, b, _ = next(pair for own in pairs.values() for pair in own.values())
+    parts = int(part.params[f"{name}.parts"])
+    return Layers(dict(pairs), parts, parts * len(b), a.shape[1])
 
 
-def _merged(left: torch.Tensor, right: torch.Tensor, scale: float) -> MergeChange:
-    whole = right.ndim < STACK
-    return lambda start, stop, rows: rows + scale * (left[start:stop] @ (right if whole else right[start:stop]))
-
-
-def _dense(value: Any) -> Any:
-    return value.dense() if isinstance(value, Changed) else value
+def _merged(change: Factors | Stack) -> MergeChange:
+    return lambda start, stop, rows: rows + change.delta(start, stop)

@@ -10,7 +10,7 @@ from loadmaster_hookspecs.errors import IntegrityError, PlanError
 from loadmaster_hookspecs.models import ModuleKind
 from loadmaster_plugins.peft_files.config import FILE
 from loadmaster_plugins.peft_files.names import find_repair, nearest, sort_names
-from loadmaster_plugins.peft_files.scene import Changes, Scene, targets, wrapped_parameters
+from loadmaster_plugins.peft_files.scene import Changes, Scene, expert_layers, targets, wrapped_parameters
 
 SHOWN: Final = 8
 """Offenders that a message lists, at most."""
@@ -23,9 +23,10 @@ def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], 
     LM-ADAPTER-TARGET or LM-ADAPTER-EMPTY where tensors and configuration contradict each other.
     """
     names = sort_names(stored.tensors, changes.roles)
-    by_path = {module.path: module for module in modules}
+    layers, stacks = expert_layers(names, modules)
+    by_path = {module.path: module for module in (*modules, *layers)}
     repair = find_repair([*names.changed, *names.inner, *names.plain], by_path)
-    scene = Scene(stored, config, changes, names, by_path, repair, wrapped_parameters(config, modules, repair))
+    scene = Scene(stored, config, changes, names, by_path, repair, wrapped_parameters(config, modules, repair), stacks)
     _refuse_unmatched(scene)
     _refuse_untargeted(scene)
     if not stored.tensors:

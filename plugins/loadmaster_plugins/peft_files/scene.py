@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,9 @@ from loadmaster_plugins.peft_files.names import Repair, Sorted
 
 DIMENSIONS: Final = (2, 3)
 """Dimensions of a parameter that can be changed by itself: a matrix, or a stack of them, as experts are."""
+
+EXPERT: Final = re.compile(r"\.experts\.\d+\.")
+"""What is in the path of an expert that is a layer of its own."""
 
 
 class Changes(NamedTuple):
@@ -29,7 +33,8 @@ class Changes(NamedTuple):
 class Scene(NamedTuple):
     """An adapter's configuration and tensors, the model's modules by path, and the repair of names between them.
 
-    `wrapped` has the parameters that `target_parameters` names, by the path in the file of their module.
+    `wrapped` has the parameters that `target_parameters` names, by the path in the file of their module. Where the file has
+    experts as layers of their own, `modules` has these too, and `stacks` the module that holds each of them in a stack.
     """
 
     stored: StoredAdapter
@@ -39,6 +44,7 @@ class Scene(NamedTuple):
     modules: Mapping[str, AdapterModule]
     repair: Repair
     wrapped: Mapping[str, Sequence[str]]
+    stacks: Mapping[str, AdapterModule]
 
     @property
     def paths(self) -> list[str]:
@@ -109,6 +115,23 @@ def wrapped_parameters(config: Any, modules: Sequence[AdapterModule], repair: Re
         if own and module.kind != "embedding":
             found[path] = own
     return found
+
+
+def expert_layers(names: Sorted, modules: Sequence[AdapterModule]) -> tuple[list[AdapterModule], dict[str, AdapterModule]]:
+    """Return the layers that a file takes experts for, and the module that holds each of them in a stack.
+
+    Older versions of transformers had such layers, and checkpoints still name their matrices so. A file without any was made
+    for code that has none, whatever its configuration would fit.
+    """
+    if not any(EXPERT.search(path) for path in names.changed):
+        return [], {}
+    layers, stacks = [], {}
+    for module in modules:
+        for path, matrix in module.stacked.items():
+            columns = module.parameters[matrix.parameter][-1]
+            layers.append(AdapterModule(path=path, kind="linear", in_features=columns, out_features=matrix.rows))
+            stacks[path] = module
+    return layers, stacks
 
 
 def _fits(key: str, target: str) -> bool:
