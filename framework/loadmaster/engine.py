@@ -14,7 +14,17 @@ import msgspec
 
 from loadmaster import memory
 from loadmaster.adapters import open_adapters
-from loadmaster.bringup import Timeline, bring_up, init_method_for, load_report, make_plan_in, overflow_notice, record_for
+from loadmaster.bringup import (
+    SLOWEST_STORAGE,
+    STAGE_TIMEOUT,
+    Timeline,
+    bring_up,
+    init_method_for,
+    load_report,
+    make_plan_in,
+    overflow_notice,
+    record_for,
+)
 from loadmaster.checkpoints import open_index
 from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
 from loadmaster.host import PluginHost, PluginSelection
@@ -131,6 +141,7 @@ class Engine:
             self.close()
             raise
         self._plan = Plan(plan)
+        self._merged = adapter_mode == "merged" and bool(plan.adapters)
         seconds = {**self._timeline.seconds, "total": time.perf_counter() - begin}
         self._report = load_report(plan, ranks, seconds, self._memory.usable, tuple(self._notices))
 
@@ -208,6 +219,19 @@ class Engine:
         if bulk is None:
             raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
         return np.frombuffer(bulk, dtype=np.float32).reshape(len(ids), -1).copy()
+
+    def unmerge(self) -> None:
+        """Take the merged adapter out of the weights: what it changed is read from the model's files again, to the same bits.
+
+        Raises UsageError LM-USAGE-ADAPTER when nothing is merged. After any other error, such as IntegrityError for files that
+        are not what they were, the engine has ended.
+        """
+        with self._turn():
+            if not self._merged:
+                raise UsageError("LM-USAGE-ADAPTER", "no adapter is merged into the model")
+            limit = STAGE_TIMEOUT + self._report.bytes_planned / SLOWEST_STORAGE
+            self._executor.call("unmerge", b"", timeout=limit)
+            self._merged = False
 
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice."""
@@ -296,11 +320,12 @@ class Engine:
         """Return the adapter's number as ranks are told it. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
         if name is None:
             return 0
-        known = [adapter.name for adapter in self._plan.data.adapters]
+        live = self._plan.data.settings.adapter_mode == "live"
+        known = [adapter.name for adapter in self._plan.data.adapters] if live or self._merged else []
         if name not in known:
             why = f"loaded: {', '.join(known) or 'none'}"
             raise UsageError("LM-USAGE-ADAPTER", f"no adapter is called {name!r}", why=why)
-        return 0 if self._plan.data.settings.adapter_mode == "merged" else known.index(name) + 1
+        return known.index(name) + 1 if live else 0
 
     def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""

@@ -14,6 +14,7 @@ from loadmaster_engine.load.readahead import will_need
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
 from loadmaster_engine.plan.adapter_source import AdapterSource
+from loadmaster_engine.plan.shares import merged
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError
 from loadmaster_hookspecs.plan import AdapterPlan
@@ -63,11 +64,11 @@ class AdapterLoad:
         """Open the files, and have the bytes of this rank brought into the page cache meanwhile."""
         with self._located():
             try:
-                for op in self.part.reads:
-                    with self._files.explained(op.file, op.source.offset):
-                        mapping = self._files.mapping(op.file)
+                for part in merged((op.file, op.source.offset, op.source.end) for op in self.part.reads):
+                    with self._files.explained(part.file, part.start):
+                        mapping = self._files.mapping(part.file)
                         if mapping is not None:
-                            will_need(mapping, op.source.offset, op.source.end)
+                            will_need(mapping, part.start, part.stop)
             finally:
                 self._files.close()
 

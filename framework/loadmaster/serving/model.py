@@ -55,6 +55,10 @@ class ServedModel(Engine):
         except UsageError:
             return None
 
+    def unmerge(self) -> None:
+        """Refuse: keys and values in blocks would be those of the merged model. Raises UsageError LM-USAGE-ADAPTER."""
+        raise UsageError("LM-USAGE-ADAPTER", "a merged adapter stays while a model is served", hints=["use live mode"])
+
     def sleep(self, *, weights: bool) -> None:
         """Give back the memory of keys and values, and with `weights` that of the model."""
         with self._turn():

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence as Tokens
+from typing import Final, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster_engine.serve.messages import DrawnToken, RowSampling, Step
 from loadmaster_engine.serve.scheduler import Limits, Outcome, Scheduler
 from loadmaster_engine.serve.sequence import Sequence, Wish
+
+CONTENTS: Final = {0: "", 1: "a", 2: "b", 3: "a"}
+"""What the adapters of these numbers are: 1 and 3 are the same one, loaded twice."""
 
 
 def next_token(tokens: Tokens[int]) -> int:
@@ -27,11 +32,11 @@ def alone(prompt: Tokens[int], count: int) -> list[int]:
 
 
 class PretendWorker:
-    """Keeps tokens where a rank keeps keys and values, and draws from what it finds there."""
+    """Keeps tokens and their adapter where a rank keeps keys and values, and draws from what it finds there."""
 
     def __init__(self, blocks: int, size: int) -> None:
         self.size = size
-        self.memory: list[list[int | None]] = [[None] * size for _ in range(blocks)]
+        self.memory: list[list[tuple[int, str] | None]] = [[None] * size for _ in range(blocks)]
 
     def run(self, step: Step, holders: Counter[int]) -> list[DrawnToken]:
         for source, target in step.copies:
@@ -41,13 +46,14 @@ class PretendWorker:
             for place, token in enumerate(row.tokens, row.start):
                 block = row.table[place // self.size]
                 assert holders[block] == 1, "written into a block that others hold"
-                self.memory[block][place % self.size] = token
+                self.memory[block][place % self.size] = (token, CONTENTS[row.adapter])
         drawn = []
         for row in step.rows:
             if row.sampling is not None:
                 context = [token for block in row.table for token in self.memory[block]][: row.start + len(row.tokens)]
-                assert None not in context
-                drawn.append(DrawnToken(next_token([token or 0 for token in context])))
+                tokens = [kept[0] for kept in context if kept is not None and kept[1] == CONTENTS[row.adapter]]
+                assert len(tokens) == len(context), "nothing there, or of another adapter"
+                drawn.append(DrawnToken(next_token(tokens)))
         return drawn
 
 
@@ -60,8 +66,8 @@ class Driver:
         self.limits = limits
         self.live: dict[int, Sequence] = {}
 
-    def add(self, number: int, prompt: Tokens[int], count: int) -> None:
-        wish = Wish(sampling=RowSampling(0), max_tokens=count)
+    def add(self, number: int, prompt: Tokens[int], count: int, adapter: int = 0) -> None:
+        wish = Wish(sampling=RowSampling(0), max_tokens=count, adapter=adapter, adapter_key=CONTENTS[adapter])
         self.live[number] = Sequence(number, prompt, wish, self.limits.block_size)
         self.scheduler.add(self.live[number])
 
@@ -95,9 +101,19 @@ class Driver:
         assert all(len(set(sequence.blocks)) == len(sequence.blocks) for sequence in self.live.values())
 
 
+class Request(NamedTuple):
+    """`patience` is the number of steps until it is cancelled."""
+
+    arrival: int
+    prompt: list[int]
+    answer: int
+    patience: int
+    adapter: int
+
+
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, list[int], int, int]]]:
-    """Return a pool, limits, and requests: step of arrival, prompt, length of the answer, steps until it is cancelled."""
+def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[Request]]:
+    """Return a pool, limits, and requests."""
     size = draw(st.integers(1, 4))
     blocks = draw(st.integers(2, 12))
     limits = Limits(
@@ -112,20 +128,21 @@ def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, list[int], 
         length = draw(st.integers(1, room - 1))
         prompt = draw(st.one_of(st.just([1] * length), st.lists(st.integers(0, 1), min_size=length, max_size=length)))
         answer = draw(st.integers(1, min(room - length, 10)))
-        requests.append((draw(st.integers(0, 10)), prompt, answer, draw(st.sampled_from([999, 999, 1, 3, 8]))))
+        patience = draw(st.sampled_from([999, 999, 1, 3, 8]))
+        requests.append(Request(draw(st.integers(0, 10)), prompt, answer, patience, draw(st.sampled_from([0, *CONTENTS]))))
     return blocks, limits, requests
 
 
 @settings(max_examples=300, deadline=None)
 @given(workloads())
-def test_everyone_gets_what_they_would_get_alone(workload: tuple[int, Limits, list[tuple[int, list[int], int, int]]]) -> None:
+def test_everyone_gets_what_they_would_get_alone(workload: tuple[int, Limits, list[Request]]) -> None:
     blocks, limits, requests = workload
     driver = Driver(blocks, limits)
     answers: dict[int, list[int]] = {number: [] for number in range(len(requests))}
     for now in itertools.count():
-        for number, (arrival, prompt, count, patience) in enumerate(requests):
+        for number, (arrival, prompt, count, patience, adapter) in enumerate(requests):
             if arrival == now:
-                driver.add(number, prompt, count)
+                driver.add(number, prompt, count, adapter)
             if arrival + patience == now:
                 driver.cancel(number)
         for outcome in driver.step():
@@ -134,7 +151,7 @@ def test_everyone_gets_what_they_would_get_alone(workload: tuple[int, Limits, li
             break
         assert now < 10_000, "somebody waits for ever"
     assert driver.scheduler.pool.used == 0
-    for number, (_, prompt, count, patience) in enumerate(requests):
+    for number, (_, prompt, count, patience, _) in enumerate(requests):
         expected = alone(prompt, count)
         assert answers[number] == (expected if patience == 999 else expected[: len(answers[number])])
 
@@ -161,11 +178,22 @@ def test_a_prefix_is_shared_while_both_run_and_other_adapters_do_not_see_it() ->
     first, second = driver.live[0], driver.live[1]
     assert second.cached == 8
     assert first.blocks[:2] == second.blocks[:2]
-    other = Sequence(2, [1] * 9, Wish(sampling=RowSampling(0), max_tokens=1, adapter=1, adapter_key="french"), 4)
-    driver.live[2] = other
-    driver.scheduler.add(other)
+    driver.add(2, [1] * 9, 5, adapter=1)
+    other = driver.live[2]
     driver.step()
     assert other.cached == 0
+
+
+@pytest.mark.parametrize(("number", "cached"), [(3, 8), (1, 8), (2, 0), (0, 0)])
+def test_contents_of_an_adapter_are_known_under_its_next_number_too(number: int, cached: int) -> None:
+    driver = Driver(16, Limits(block_size=4, batch_tokens=64, running=4))
+    driver.add(0, [1] * 9, 1, adapter=1)
+    driver.step()
+    driver.add(1, [1] * 9, 2, adapter=number)
+    step = driver.scheduler.schedule()
+    assert step is not None
+    assert [row.adapter for row in step.rows] == [number]
+    assert driver.live[1].cached == cached
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_answer() -> None:

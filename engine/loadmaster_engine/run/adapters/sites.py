@@ -100,12 +100,12 @@ class Site:
         """Write into `output` what the module gives for the tokens of one adapter."""
         own = tuple(_part(value, axis, segment) for value in args)
         replaced = self.replaced.get(segment.adapter)
-        change, instead = self.changes.get(segment.adapter, NOTHING).result, self.changes.get(segment.adapter, NOTHING).forward
+        change = self.changes.get(segment.adapter, NOTHING)
         with _replaced(self._module, replaced or {}):
             # `forward` itself, since hooks are for the whole step.
-            run = instead or (self._module.forward if replaced else None)
+            run = change.forward or (self._module.forward if replaced else None)
             part = run(*own) if run else _part(output, axis, segment)
-            _write(output, axis, segment, part if change is None else change(own[0], part))
+            _write(output, axis, segment, part if change.result is None else change.result(own[0], part))
 
     def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
         shown = 1 if x.shape[0] == 1 and (x.ndim > 2 or not x.is_floating_point()) else 0
