@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copytree
 from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import loadmaster as lm
@@ -185,9 +187,34 @@ def test_experts_that_were_layers(family: str, tmp_path: Path) -> None:
         tensors[f"{path}.lora_B.weight"] = 0.3 * torch.randn(weight.shape[0], 3, generator=generator)
     targets = sorted({name.split(".")[-2] for name in layers})
     folder = tmp_path / "adapter"
-    LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM").save_pretrained(folder)
+    LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM").save_pretrained(str(folder))
     write_adapter_tensors(folder, tensors)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     made = Made(model, folder, reference_logits(PeftModel.from_pretrained(base, folder).eval(), list(IDS)))
     assert relative_error(made.logits, reference_logits(make_model(family, **sizes), list(IDS))) > 0.01
     check(made, RANKS)
+
+
+def test_some_of_the_experts_that_were_layers(tmp_path: Path) -> None:
+    """Ranks and scales of their own, one half of a stack, and experts without any, beside the weights changed by hand."""
+    model = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    tensors: dict[str, torch.Tensor] = {}
+    changed: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if re.search(r"layers\.1.*experts\.(1\.gate|1\.down|3\.up)_proj", name):
+            path, rank = name.removesuffix(".weight"), 5 if "up_proj" in name else 2
+            a = 0.3 * torch.randn(rank, weight.shape[1], generator=generator)
+            b = 0.3 * torch.randn(weight.shape[0], rank, generator=generator)
+            tensors |= {f"base_model.model.{path}.lora_A.weight": a, f"base_model.model.{path}.lora_B.weight": b}
+            changed[name] = weight + 6 / rank * (b @ a)
+    folder = tmp_path / "adapter"
+    targets = r".*layers\.1.*experts\.(1\.gate|1\.down|3\.up)_proj"
+    LoraConfig(r=2, lora_alpha=6, target_modules=targets, rank_pattern={"up_proj": 5}).save_pretrained(str(folder))
+    write_adapter_tensors(folder, tensors)
+    assert len(changed) == 3
+    plain = copytree(model, tmp_path / "changed")
+    save_file(weights | changed, plain / "model.safetensors")
+    base = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
+    check(Made(model, folder, reference_logits(base, list(IDS))), (1, 2))

@@ -53,7 +53,7 @@ class Storage(tuple):  # type: ignore[type-arg]
     """What stands for a storage in a forged pickle."""
 
 
-class Forger(pickle._Pickler):  # type: ignore[name-defined,misc]  # the one written in Python writes storages like torch
+class Forger(pickle._Pickler):  # the one written in Python writes storages like torch
     def persistent_id(self, value: Any) -> Any:
         return tuple(value) if isinstance(value, Storage) else None
 

@@ -27,14 +27,14 @@ class Wrapped(NamedTuple):
     roles: Mapping[str, str]
 
     @property
-    def count(self) -> int:
+    def matrices(self) -> int:
         """Matrices of the stack; 0 for a parameter that is one matrix."""
         return self.shape[0] if len(self.shape) == MATRICES else 0
 
     @property
     def ranks(self) -> int:
         """The ranks of all matrices together."""
-        return self.rank * max(1, self.count)
+        return self.rank * max(1, self.matrices)
 
     def sides(self, *, transposed: bool) -> tuple[int, int]:
         """Return the dimensions of the parameter that A and B run along."""
@@ -102,7 +102,7 @@ def _fault(stored: StoredAdapter, each: Wrapped, *, transposed: bool) -> tuple[s
     for role, wanted in each.shapes(transposed=transposed).items():
         shape = stored.tensors[each.roles[role]].shape
         if shape != wanted:
-            return each.roles[role], wanted, f"configured rank {each.rank}, matrices {max(1, each.count)}; "
+            return each.roles[role], wanted, f"configured rank {each.rank}, matrices {max(1, each.matrices)}; "
     return None
 
 
@@ -128,6 +128,6 @@ def _part(module: AdapterModule, parameters: Sequence[Wrapped], *, transposed: b
             "transposed": transposed,
             "rank": ", ".join(dict.fromkeys(str(each.rank) for each in parameters)),
             **{f"{each.name}.scale": each.scale for each in parameters},
-            **{f"{each.name}.count": each.count for each in parameters},
+            **{f"{each.name}.count": each.matrices for each in parameters},
         },
     )

@@ -32,7 +32,8 @@ class Layers(NamedTuple):
         pairs = self.pairs.get(index, {})
         like = next(a for own in self.pairs.values() for a, _, _ in own.values())
         none = like.new_zeros(self.rows // self.parts, 0)
-        left = torch.block_diag(*(pairs[part][1] if part in pairs else none for part in range(self.parts)))
+        blocks = [pairs[part][1] if part in pairs else none for part in range(self.parts)]
+        left: torch.Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
         scaled = [a * scale for a, _, scale in (pairs[part] for part in sorted(pairs))]
         return Factors(left, torch.cat([like.new_zeros(0, self.columns), *scaled]), 1.0)
 

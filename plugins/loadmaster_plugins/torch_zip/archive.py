@@ -42,7 +42,7 @@ class Archive:
         self._read, self._size = read, size
         _check_start(read, size)
         try:
-            with zipfile.ZipFile(_Window(read, size)) as opened:  # type: ignore[call-overload]
+            with zipfile.ZipFile(_Window(read, size)) as opened:
                 entries = opened.infolist()
         except (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError, OverflowError) as error:
             raise fault(f"its directory cannot be read: {error}") from None

@@ -95,7 +95,7 @@ class _Machine:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def step(self, name: str, argument: Any, position: int) -> None:
+    def step(self, name: str, argument: Any, position: int | None) -> None:
         """Execute one instruction."""
         if name in VALUES:
             self.stack.append(argument)
@@ -117,7 +117,7 @@ class _Machine:
     def mark(self, _argument: Any) -> None:
         self.stack.append(_Mark())
 
-    def tuple(self, _argument: Any) -> None:
+    def row(self, _argument: Any) -> None:
         self.stack.append(tuple(self._from_mark()))
 
     def put(self, argument: int) -> None:
@@ -207,7 +207,7 @@ HANDLERS: Final[Mapping[str, Callable[[_Machine, Any], None]]] = {
     "FRAME": _Machine.nothing,
     "EMPTY_DICT": _Machine.table,
     "MARK": _Machine.mark,
-    "TUPLE": _Machine.tuple,
+    "TUPLE": _Machine.row,
     "BINPUT": _Machine.put,
     "LONG_BINPUT": _Machine.put,
     "MEMOIZE": _Machine.memoize,
