@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,10 +115,28 @@ def test_closing_gives_the_memory_back_at_once(made: Made, ranks: int, monkeypat
             assert all((ref() is None) == (state == "failed") for ref in memory), state
             workers.close(number)
             assert [ref() for ref in memory] == [None] * ranks, state
+            assert not open_files(made.adapter)
             assert count_hooks(workers) == hooks
             assert np.array_equal(probabilities(workers, 0), before)
         with pytest.raises(LoadmasterError, match="LM-SERVICE-ADAPTER"):
             workers.close(1)
+
+
+def test_closing_the_engine_closes_what_was_on_its_way(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PIECE_BYTES", 512)
+    with Workers(made.model) as workers:
+        workers.open(1, workers.plan(made.adapter))
+        workers.move(1, 0.0)
+        assert open_files(made.adapter)
+    assert not open_files(made.adapter)
+
+
+def open_files(folder: Path) -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [name for name in found if name.startswith(str(folder))]
 
 
 def count_hooks(workers: Workers) -> int:

@@ -96,7 +96,7 @@ def test_beside_a_lora_by_turns(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(method="awq", version="gemm")])
 def test_live_on_quantised_bases(scheme: Scheme, tmp_path: Path) -> None:
-    plain = write_quantised(tmp_path / "packed", scheme)
+    plain = write_quantised(tmp_path / "packed", scheme, attention_bias=True, mlp_bias=True)
     made = adapt(plain, tmp_path / "adapter", kind=IA3Config, feedforward_modules=DOWN)._replace(model=tmp_path / "packed")
     check(made, (2,), ("live",), kernel="dequant")
     with pytest.raises(lm.PlanError, match="LM-ADAPTER-MERGE"):

@@ -92,6 +92,8 @@ class WorkerService:
     def close(self) -> None:
         """Leave the group and close the files."""
         self._group.close()
+        if self._adapters:
+            self._adapters.end()
         if self._load:
             self._load.close()
 
@@ -195,6 +197,8 @@ class WorkerService:
         self._serving = None
         if decode(body, Sleep).weights:
             self._loading.close()
+            if self._adapters:
+                self._adapters.end()
             self._load = self._building = self._model = self._batch = self._sampler = self._adapters = None
         # The model's modules refer to each other, so their memory would otherwise go some time later.
         gc.collect()

@@ -1,13 +1,15 @@
-"""What the kernel says about pages in memory, against files that were dropped and read in parts."""
+"""What the kernel says about pages in memory, and what it reads ahead, against files that were dropped and read in parts."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from loadmaster_engine.load.readahead import will_need
 from loadmaster_engine.load.residency import PAGE, absent
 
 
@@ -44,6 +46,20 @@ def test_only_the_pieces_with_an_absent_page_are_named(file: Path) -> None:
         os.pread(opened.fileno(), 1, 3 * PAGE)
     view = mapped(file)
     assert list(absent(view, 2 * PAGE + 7, 5 * PAGE, PAGE)) == [(2 * PAGE, 3 * PAGE), (4 * PAGE, 5 * PAGE)]
+
+
+def test_what_is_needed_soon_comes_in_without_being_touched(file: Path) -> None:
+    view = mapped(file)
+    will_need(view, 5 * PAGE + 9, len(view) + PAGE)
+    deadline = time.monotonic() + 10
+    while list(absent(view, 5 * PAGE, len(view), PAGE)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_memory_that_is_no_mapping_needs_no_advice() -> None:
+    will_need(memoryview(bytearray(10 * PAGE))[5:], 0, 9 * PAGE)
+    will_need(memoryview(b""), 0, 10)
 
 
 def test_memory_that_is_no_mapping_counts_as_present() -> None:

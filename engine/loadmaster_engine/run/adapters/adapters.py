@@ -79,10 +79,13 @@ class Adapters:
         asked = decode(body, AdapterClose)
         adapter = self._resident(asked.number)
         state = adapter.state
-        del self._residents[asked.number]
-        self.selection.drop(asked.number)
-        adapter.close()
+        self._close(adapter)
         return Result(body=encode(state))
+
+    def end(self) -> None:
+        """Take all adapters away."""
+        for adapter in list(self._residents.values()):
+            self._close(adapter)
 
     def take(self, number: int, load: AdapterLoad) -> None:
         """Make an adapter that was loaded with the model ready. Raises what makes that impossible."""
@@ -127,6 +130,11 @@ class Adapters:
             agreement.failed()
         if error is not None and agreement.broken:
             raise from_report(error)
+
+    def _close(self, adapter: Resident) -> None:
+        del self._residents[adapter.number]
+        self.selection.drop(adapter.number)
+        adapter.close()
 
     def _answer(self, adapter: Resident) -> Result:
         """Let steps choose the adapter once it is ready, and say how far it is."""

@@ -98,13 +98,16 @@ class Site:
 
     def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], output: Any) -> None:
         """Write into `output` what the module gives for the tokens of one adapter."""
-        own = tuple(_part(value, axis, segment) for value in args)
-        replaced = self.replaced.get(segment.adapter)
         change = self.changes.get(segment.adapter, NOTHING)
+        replaced = self.replaced.get(segment.adapter)
+        if replaced is None and change.forward is None:
+            if change.result is not None:
+                part = _part(output, axis, segment)
+                _write(output, axis, segment, change.result(_part(args[0], axis, segment), part))
+            return
+        own = _part(args, axis, segment)
         with _replaced(self._module, replaced or {}):
-            # `forward` itself, since hooks are for the whole step.
-            run = change.forward or (self._module.forward if replaced else None)
-            part = run(*own) if run else _part(output, axis, segment)
+            part = (change.forward or self._module.forward)(*own)  # itself, since hooks are for the whole step
             _write(output, axis, segment, part if change.result is None else change.result(own[0], part))
 
     def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
