@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,7 @@ MODES: Final[tuple[AdapterMode, ...]] = ("live", "merged")
 
 
 class Made(NamedTuple):
-    """A model's folder, its adapter's folder, and peft's float32 logits of `IDS` with the adapter."""
+    """A model's folder, its adapter's folder, and peft's float32 logits with the adapter."""
 
     model: Path
     adapter: Path
@@ -39,7 +39,9 @@ def make_adapter(root: Path, family: str = "llama", sizes: Mapping[str, Any] | N
     return adapt(model, root / "adapter", **config)
 
 
-def adapt(model: Path, folder: Path, seed: int = 1, kind: type[PeftConfig] = LoraConfig, **config: Any) -> Made:
+def adapt(
+    model: Path, folder: Path, seed: int = 1, kind: type[PeftConfig] = LoraConfig, ids: Sequence[int] = IDS, **config: Any
+) -> Made:
     """Write a random adapter of the plain model in `model`; `kind` is peft's class of its configuration."""
     sizes = {"r": 4, "lora_alpha": 6} if kind is LoraConfig else {}
     config = {**sizes, "target_modules": ALL, "task_type": "CAUSAL_LM", **config}
@@ -49,7 +51,7 @@ def adapt(model: Path, folder: Path, seed: int = 1, kind: type[PeftConfig] = Lor
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
         wrapped = get_peft_model(base, kind(**config)).eval()
         _randomise(wrapped, seed)
-        logits = reference_logits(wrapped, list(IDS))
+        logits = reference_logits(wrapped, list(ids))
         wrapped.save_pretrained(str(folder))
     return Made(model, folder, logits)
 
@@ -91,9 +93,15 @@ def engine(model: Path, adapter: Path, ranks: int = 1, mode: AdapterMode = "live
     )
 
 
-def check(made: Made, ranks: tuple[int, ...] = (1, 2, 4), modes: tuple[AdapterMode, ...] = MODES, **options: Any) -> None:
+def check(
+    made: Made,
+    ranks: tuple[int, ...] = (1, 2, 4),
+    modes: tuple[AdapterMode, ...] = MODES,
+    ids: Sequence[int] = IDS,
+    **options: Any,
+) -> None:
     """Compare the logits of engines with the adapter in every mode, over every number of ranks, with those of peft."""
     for mode in modes:
         for size in ranks:
             with engine(made.model, made.adapter, size, mode, **options) as loaded:
-                assert relative_error(loaded.logits(list(IDS), adapter="it"), made.logits) < TOLERANCE, (mode, size)
+                assert relative_error(loaded.logits(list(ids), adapter="it"), made.logits) < TOLERANCE, (mode, size)

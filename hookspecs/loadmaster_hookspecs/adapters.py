@@ -27,12 +27,22 @@ AdapterParams = dict[str, str | int | float | bool]
 """What a kind must remember of a module to compute with it, as plain data: it travels in the plan."""
 
 
+class StackedMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a matrix of the checkpoint lies in a stack: rows `start` to `start + rows` of matrix `index` of `parameter`."""
+
+    parameter: str
+    index: int
+    start: int
+    rows: int
+
+
 class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     """A module of the base model as a kind sees it.
 
     Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
     Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
-    `quantised` layer is not among them. `head` marks the output head.
+    `quantised` layer is not among them. `head` marks the output head. `stacked` has the matrices of the checkpoint that the
+    module's stacks are made of, by the paths that they have there as layers of their own (`mlp.experts.3.up_proj`).
     """
 
     path: str
@@ -42,6 +52,7 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, tuple[int, ...]] = {}
     quantised: bool = False
     head: bool = False
+    stacked: dict[str, StackedMatrix] = {}
 
 
 class StoredAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +67,8 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
     """What an adapter does to one module; part of the plan.
 
     `tensors` maps roles (`A`, `B`, `magnitude`) to stored tensors. `layouts` has one layout per role, named by it, over the
-    axes `in` and `out` of the module and any others, whose sizes `axes` gives; those others are never cut. A layout marked
+    axes `in` and `out` of the module, those of its parameters (`down_proj.2` is dimension 2 of the parameter `down_proj`), and
+    any others, whose sizes `axes` gives; those others are never cut. A layout marked
     `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
     `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
 
@@ -107,7 +119,8 @@ class BaseLayer(Protocol):
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows `start` to `stop` of the rank's own weight as the module stores it, as float32.
 
-        A linear layer stores [out, in], an embedding [in, out]. Not there for quantised layers.
+        A linear layer stores [out, in], an embedding [in, out]. Those of a quantised layer are the numbers that it multiplies
+        with.
         """
         ...
 
@@ -126,15 +139,21 @@ InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and returns the one that is used in its place, of the same shape."""
 
 
+Forward = Callable[..., Any]
+"""Takes all that a module is called with, and returns what the module would, before ranks put their results together."""
+
+
 class LiveChange(NamedTuple):
     """What an adapter does to a module while it is chosen. `result` is given the input as `input` has left it.
 
     Both treat every token by itself: requests with different adapters share a batch, and each call is given the tokens of
-    some of them.
+    some of them. `forward` runs in the place of the module's own code, where a change is more than something added to its
+    result; whether what such a module is called with can be divided by tokens depends on the module.
     """
 
     result: ResultChange | None = None
     input: InputChange | None = None
+    forward: Forward | None = None
 
 
 MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]

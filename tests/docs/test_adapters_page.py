@@ -45,7 +45,7 @@ def test_all_examples_are_tried() -> None:
 def test_the_page_lists_every_refusal() -> None:
     folders = [Path(loadmaster_plugins.__path__[0]), Path(loadmaster_engine.__path__[0]), ROOT / "framework"]
     source = "".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
-    notes = {"LM-ADAPTER-PREFIX", "LM-ADAPTER-SCALES", "LM-ADAPTER-PATTERN"}
+    notes = {"LM-ADAPTER-PREFIX", "LM-ADAPTER-SCALES", "LM-ADAPTER-PATTERN", "LM-ADAPTER-FILE"}
     codes = set(re.findall(r'"(LM-(?:USAGE-)?ADAPTER[A-Z-]*)"', source))
     assert set(re.findall(r"^\| (`LM-.+?) \|", PAGE, re.MULTILINE))
     assert set(re.findall(r"`(LM-(?:USAGE-)?ADAPTER[A-Z-]*)`", PAGE)) == codes - notes

@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 import loadmaster as lm
+from loadmaster_engine.load.packed import PackedLinear
 from loadmaster_hookspecs.adapters import AdapterMode
 from peft_adapters import MODES, TOLERANCE, adapt, adapter_tensors, check, engine, make_adapter
 from quantised_models import Scheme, write_quantised
-from tiny_models import IDS, relative_error
+from tiny_models import IDS, relative_error, save_model
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -66,6 +68,22 @@ def test_live_on_quantised_bases(scheme: Scheme, tmp_path: Path) -> None:
     assert caught.value.report.why == "the weight is quantised"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "kernel", "ranks"),
+    [
+        (Scheme(), "dequant", (1, 2, 3)),
+        (Scheme(order=True), "dequant", (2,)),
+        (Scheme(), "torch-int4", (1,)),
+        (Scheme(method="awq", version="gemm"), "torch-int4", (1,)),
+    ],
+)
+def test_dora_on_quantised_bases(scheme: Scheme, kernel: str, ranks: tuple[int, ...], tmp_path: Path) -> None:
+    """Norms are those of the weights that the kernel multiplies with, whether it keeps the file's tensors or not."""
+    plain = write_quantised(tmp_path / "packed", scheme)
+    made = adapt(plain, tmp_path / "adapter", use_dora=True)._replace(model=tmp_path / "packed")
+    check(made, ranks, ("live",), kernel=kernel)
+
+
 @pytest.mark.parametrize("name", ["gptq-4b-g64-asym-act", "awq-4b-g64"])
 def test_live_on_real_quantised_files(name: str, tmp_path: Path) -> None:
     """Against the dequantised weights as a plain model, with peft's adapter on top."""
@@ -81,6 +99,19 @@ def test_live_on_real_quantised_files(name: str, tmp_path: Path) -> None:
     for ranks in (2, 3):
         with engine(DATA / name, DATA / "lora-r16-all", ranks, kernel="dequant") as divided:
             assert relative_error(divided.logits(ids, adapter="it"), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gptq-4b-g64-asym-act", "awq-4b-g64"])
+def test_dora_on_real_quantised_files(name: str, tmp_path: Path) -> None:
+    """Against peft on a plain model with the dequantised weights."""
+    packed = lm.load_model(DATA / name, dtype="float32", kernel="dequant")
+    plain = AutoModelForCausalLM.from_pretrained(DATA / "base", dtype=torch.float32)
+    plain.load_state_dict(packed.state_dict(), strict=False)
+    for path, module in packed.named_modules():
+        if isinstance(module, PackedLinear):
+            plain.get_submodule(path).weight.data = module.weights()(0, module.out_features)
+    made = adapt(save_model(plain, tmp_path / "plain"), tmp_path / "adapter", use_dora=True)
+    check(made._replace(model=DATA / name), (1, 2), ("live",), kernel="dequant")
 
 
 def _with_adapter(model: torch.nn.Module, ids: list[int]) -> Any:

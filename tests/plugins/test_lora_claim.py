@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import loadmaster as lm
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StoredAdapter
 from loadmaster_hookspecs.formats import TensorMeta
+from loadmaster_plugins.lora.fields import Fields
 from loadmaster_plugins.lora.kind import Lora
 from loadmaster_plugins.lora.product import live, merge
+from loadmaster_plugins.lora.settings import IRRELEVANT
+from loadmaster_plugins.peft_files.config import ORIGIN
 from loadmaster_plugins.peft_files.names import Repair, find_repair
 from peft_adapters import Made, adapter_tensors, edit_adapter_config, make_adapter, write_adapter_tensors
 from tiny_models import IDS, relative_error
@@ -142,17 +147,35 @@ def test_tensors_that_contradict_the_configuration(config: dict[str, Any], code:
     assert named in caught.value.report.why
 
 
+REFUSED: dict[str, Any] = {
+    "alora_invocation_tokens": [3],
+    "arrow_config": {"top_k": 2},
+    "ensure_weight_tying": True,
+    "init_lora_weights": "pissa",
+    "kasa_config": {"a": 1},
+    "layer_replication": [[0, 1]],
+    "megatron_config": {"a": 1},
+    "monteclora_config": {"a": 1},
+    "trainable_token_indices": [1, 2],
+    "use_bdlora": {"a": 1},
+    "use_qalora": True,
+    "velora_config": {"a": 1},
+}
+"""Fields that are refused where they are switched on, with such a value."""
+
+
+def test_every_field_of_peft_is_honoured_without_effect_or_refused() -> None:
+    honoured = {*Fields.__struct_fields__, "peft_type"}
+    classes = [honoured, IRRELEVANT | ORIGIN, REFUSED.keys()]
+    known = {field.name for field in dataclasses.fields(LoraConfig)}
+    assert sorted(name for each in classes for name in each) == sorted(known)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("init_lora_weights", "pissa"),
-        ("init_lora_weights", "loftq"),
-        ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["experts.gate_up_proj"]),
-        ("layer_replication", [[0, 1]]),
-        ("alora_invocation_tokens", [3]),
-        ("megatron_config", {"a": 1}),
-        ("use_qalora", True),
+        *REFUSED.items(),
+        *(("init_lora_weights", value) for value in ("loftq", "olora", "corda", "lora_ga", "pissa_niter_4")),
         ("a_field_of_the_future", 7),
     ],
 )
@@ -244,3 +267,55 @@ def test_an_unknown_kind_is_refused(made: Made, tmp_path: Path) -> None:
 def write_copy(made: Made, folder: Path, rename: Any) -> None:
     (folder / "adapter_config.json").write_text((made.adapter / "adapter_config.json").read_text())
     write_adapter_tensors(folder, {rename(name): tensor for name, tensor in adapter_tensors(made.adapter).items()})
+
+
+def experts(shapes: dict[str, tuple[int, ...]], factors: dict[str, tuple[int, int]], **config: Any) -> AdapterClaim:
+    """Return the claim of an adapter that has these factors, by the ends of their names, of a module with these stacks."""
+    module = AdapterModule(path="l.experts", kind="experts", parameters=shapes)
+    tensors = {f"{PEFT}l.{end}.weight": meta(f"{PEFT}l.{end}.weight", *shape) for end, shape in factors.items()}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [], **config}
+    return Lora().claim(StoredAdapter(name="it", config=config, tensors=tensors), [module])
+
+
+UP = {"experts.lora_A": (6, 5), "experts.lora_B": (7, 6)}
+
+
+def test_a_stack_is_read_as_its_factors_show() -> None:
+    plain = experts({"up": (3, 7, 5)}, UP, target_parameters=["experts.up"]).parts[0]
+    turned = experts({"up": (3, 5, 7)}, UP, target_parameters=["experts.up"]).parts[0]
+    assert (plain.params["transposed"], turned.params["transposed"]) == (False, True)
+    assert plain.axes == turned.axes == {"up.rank": 6}
+    assert [[dim.axis for dim in layout.dims] for layout in plain.layouts] == [["up.rank", "up.2"], ["up.1", "up.rank"]]
+    assert [[dim.axis for dim in layout.dims] for layout in turned.layouts] == [["up.rank", "up.1"], ["up.2", "up.rank"]]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "factors", "config", "code"),
+    [
+        ({"up": (3, 7, 5)}, UP, {"target_parameters": ["other.up"]}, "LM-ADAPTER-UNMATCHED"),
+        ({}, UP, {"target_parameters": ["experts.up"]}, "LM-ADAPTER-UNMATCHED"),
+        ({"up": (3, 7, 4)}, UP, {"target_parameters": ["experts.up"]}, "LM-ADAPTER-SHAPE"),
+        ({"up": (4, 7, 5)}, UP, {"target_parameters": ["experts.up"]}, "LM-ADAPTER-SHAPE"),
+        ({"up": (3, 7, 5)}, UP, {"target_parameters": ["experts.up"], "r": 3}, "LM-ADAPTER-SHAPE"),
+        ({"up": (3, 7, 5)}, UP, {"target_parameters": ["experts.up"], "use_dora": True}, "LM-ADAPTER-DORA"),
+        ({"up": (3, 7, 5), "down": (3, 5, 7)}, UP, {"target_parameters": ["up", "down"]}, "LM-ADAPTER-TARGET"),
+        ({"up": (3, 7, 5)}, UP | {"experts.base_layer.lora_A": (6, 5)}, {"target_parameters": ["up"]}, "LM-ADAPTER-TARGET"),
+        ({"up": (3, 7, 5)}, {"experts.lora_A": (6, 5)}, {"target_parameters": ["up"]}, "LM-ADAPTER-MISSING"),
+        ({"up": (3, 7, 5)}, {}, {"target_parameters": ["up"]}, "LM-ADAPTER-MISSING"),
+        (
+            {"up": (3, 7, 7)},
+            {"experts.lora_A": (6, 7), "experts.lora_B": (7, 6)},
+            {"target_parameters": ["up"]},
+            "LM-ADAPTER-SHAPE",
+        ),
+    ],
+)
+def test_pairs_of_stacks_that_do_not_fit(shapes: Any, factors: Any, config: dict[str, Any], code: str) -> None:
+    with pytest.raises(lm.LoadmasterError) as caught:
+        experts(shapes, factors, **config)
+    assert caught.value.code == code
+
+
+def test_a_target_that_fits_no_parameter_is_named() -> None:
+    claimed = experts({"up": (3, 7, 5)}, UP, target_parameters=["experts.up", "experts.gone"])
+    assert "'experts.gone'" in claimed.findings[0].message

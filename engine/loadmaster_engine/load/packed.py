@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from loadmaster_hookspecs.quantization import MatrixFacts
 
 
+COLUMNS: Final = 512
+"""Columns of a rearranged matrix that are found out at a time."""
+
+
 class PackedLinear(torch.nn.Module):
     """A linear layer over a quantised matrix: float [..., in] to float [..., out], with a bias if the plan has one."""
 
@@ -31,6 +35,7 @@ class PackedLinear(torch.nn.Module):
         self.in_features, self.out_features = part.columns, part.rows
         self._host, self._part, self._facts = host, part, facts
         self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._matrix: Matrix | None = None
 
     def prepare(self) -> None:
         """Let the kernel take what it needs, once all tensors are filled; the staged ones are gone afterwards."""
@@ -39,14 +44,38 @@ class PackedLinear(torch.nn.Module):
         kernel = self._host.kernel(self._part.kernel)
         with self._host.attributed(kernel, f"prepare of kernel {kernel.name} for {self._part.path}"):
             self._product = kernel.prepare(matrix, tensors, self._facts)
+            held = kernel.layouts(self._part.layouts, self._facts)
+        if not any(layout.staged or layout.scratched for layout in held):
+            self._matrix = matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, plus the bias."""
-        if self._product is None:
-            raise WorkerError("LM-SERVICE-ORDER", "a quantised layer was used before its kernel was prepared")
-        result = self._product(x)
+        result = self._multiply(x)
         bias = self._parameters.get("bias")
         return result if bias is None else result + bias.to(result.dtype)
+
+    def weights(self) -> Callable[[int, int], torch.Tensor]:
+        """Return what gives rows of the weights that the product multiplies with, as float32 [rows, in].
+
+        Of a matrix that the kernel has rearranged all of them are found out at once, from products with unit vectors: whoever
+        holds what is returned holds them, in the model's type.
+        """
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self._facts.dtype])
+        matrix = self._matrix
+        if matrix is not None:
+            return lambda start, stop: matrix.weight(start, stop).to(dtype).float()
+        device = next(self.parameters()).device
+        whole = torch.empty(self.out_features, self.in_features, dtype=dtype, device=device)
+        for start in range(0, self.in_features, COLUMNS):
+            units = torch.zeros(min(COLUMNS, self.in_features - start), self.in_features, dtype=dtype, device=device)
+            units.diagonal(start).fill_(1)
+            whole[:, start : start + len(units)] = self._multiply(units).T
+        return lambda start, stop: whole[start:stop].float()
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self._product is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a quantised layer was used before its kernel was prepared")
+        return self._product(x)
 
 
 class PackedStack(torch.nn.Module):

@@ -7,6 +7,7 @@ import msgspec
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.sources import FileEntry, RangeReader, Source
 
@@ -75,9 +76,15 @@ def open_adapter(host: PluginHost, name: str, uri: str) -> AdapterRequest:
             "LM-ADAPTER-CONFIG",
             f"the folder has no {CONFIG}",
             where={"adapter": name, "source": plain.uri},
-            hints=["give the folder that holds adapter_model.safetensors and its configuration"],
+            hints=["give the folder that holds adapter_model.safetensors or adapter_model.bin, and its configuration"],
         )
     source = AdapterSource(plain)
     loader = AttributedFormat(host, host.detect_format(source))
-    index = msgspec.structs.replace(loader.open(source), bytes_read=source.bytes_read)
+    opened = loader.open(source)
+    # An adapter's folder has few files: each that could be it as well is worth a remark.
+    closed = tuple(
+        Finding(level="info", code="LM-ADAPTER-FILE", where=each.name, message=f"{each.name} is left out: {each.reason}")
+        for each in opened.ignored
+    )
+    index = msgspec.structs.replace(opened, findings=(*opened.findings, *closed), bytes_read=source.bytes_read)
     return AdapterRequest(name=name, kind=host.match_adapter(index.config).name, index=index)

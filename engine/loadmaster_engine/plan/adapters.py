@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from loadmaster_engine.plan.operations import PlacedPiece, place_piece
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise
 from loadmaster_engine.plan.ties import Ties
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StoredAdapter
+from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, StackedMatrix, StoredAdapter
 from loadmaster_hookspecs.errors import PlanError, UsageError
 from loadmaster_hookspecs.formats import CheckpointIndex, TensorMeta
 from loadmaster_hookspecs.layout import TensorLayout
@@ -54,7 +54,7 @@ def claim_adapters(
     if merged and len(requests) > 1:
         names = ", ".join(request.name for request in requests)
         raise UsageError("LM-USAGE-ADAPTER", "only one adapter can be merged", why=f"given: {names}", hints=["use live mode"])
-    modules = [_shown(module) for module in spec.modules] if requests else []
+    modules = [_shown(module, spec) for module in spec.modules] if requests else []
     claimed = []
     for request in requests:
         kind = host.adapter_kind(request.kind)
@@ -66,7 +66,7 @@ def claim_adapters(
     return tuple(claimed)
 
 
-def _shown(module: ModuleSpec) -> AdapterModule:
+def _shown(module: ModuleSpec, spec: ModelSpec) -> AdapterModule:
     """Return a module as adapter kinds see it."""
     sides = _sides(module)
     quantised = module.kind == "linear" and all(tensor.name != "weight" for tensor in module.tensors)
@@ -79,7 +79,20 @@ def _shown(module: ModuleSpec) -> AdapterModule:
         parameters={tensor.name: full_shape(module, tensor) for tensor in plain},
         quantised=quantised,
         head=module.kind == "linear" and "vocab" in module.axes,
+        stacked=dict(_stacked(module, spec)) if module.kind == "experts" else {},
     )
+
+
+def _stacked(module: ModuleSpec, spec: ModelSpec) -> Iterator[tuple[str, StackedMatrix]]:
+    """Yield the matrices of the checkpoint that a module's stacks consist of, each as it is stored, by their paths there."""
+    for tensor in module.tensors:
+        columns = full_shape(module, tensor)[-1]
+        for piece in spec.sources.get(f"{module.path}.{tensor.name}", ()):
+            path, _, last = piece.tensor.rpartition(".")
+            whole = piece.dims == (1, 2) and piece.start == (0, 0) and piece.at[2:] == (0,) and piece.extent[1:] == (columns,)
+            if last == "weight" and whole:
+                index, start = piece.at[:2]
+                yield path, StackedMatrix(parameter=tensor.name, index=index, start=start, rows=piece.extent[0])
 
 
 def _sides(module: ModuleSpec) -> dict[str, str]:
@@ -196,7 +209,9 @@ def _whole(stored: TensorMeta, ndim: int) -> PlacedPiece:
 
 def adapted(module: ModuleSpec, part: AdapterPart) -> ModuleSpec:
     """Return a module that owns the tensors of an adapter's part, over the axes of the module it changes."""
-    sides = _sides(module)
+    sides = _sides(module) | {
+        f"{tensor.name}.{number}": dim.axis for tensor in module.tensors for number, dim in enumerate(tensor.dims)
+    }
     others = {f"{ROLE}.{axis}": size for axis, size in part.axes.items()}
     layouts = tuple(
         msgspec.structs.replace(

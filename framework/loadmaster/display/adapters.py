@@ -33,6 +33,7 @@ def _render(adapter: AdapterPlan) -> str:
     )
     rows = [["module", "rank", "scale", "tensors"]]
     for part in adapter.parts:
-        rows.append([part.path, str(part.axes.get("rank", "")), f"{part.scale:g}", ", ".join(part.tensors)])
+        rank = part.params.get("rank", part.axes.get("rank", ""))
+        rows.append([part.path, str(rank), f"{part.scale:g}", ", ".join(part.tensors)])
     rows += [[each.path, "", "", f"{each.name} replaced"] for each in adapter.replacements]
     return "\n".join([*head, "", *align(rows, right=(1, 2))])

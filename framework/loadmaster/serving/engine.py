@@ -93,8 +93,8 @@ class AsyncEngine:
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
         """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` names one, or none.
 
-        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining and, LM-ENGINE-BUSY,
-        when `max_waiting` requests wait, and WorkerError after a worker has failed.
+        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining and, with code
+        LM-ENGINE-BUSY, when `max_waiting` requests wait, and WorkerError after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)

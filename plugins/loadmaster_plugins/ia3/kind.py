@@ -18,7 +18,8 @@ from loadmaster_hookspecs.adapters import (
 from loadmaster_hookspecs.findings import Match
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.peft_files.config import Names, Rules, check_expressions, read_config
-from loadmaster_plugins.peft_files.matching import Changes, Scene, match, wrong_shape
+from loadmaster_plugins.peft_files.matching import match, wrong_shape
+from loadmaster_plugins.peft_files.scene import Changes, Scene
 
 if TYPE_CHECKING:
     import torch

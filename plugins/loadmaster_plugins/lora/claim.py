@@ -8,10 +8,13 @@ from typing import Final
 
 from loadmaster_hookspecs.adapters import AdapterClaim, AdapterModule, AdapterPart, Replacement, StoredAdapter
 from loadmaster_hookspecs.findings import Finding
+from loadmaster_plugins.lora.experts import expert_parts
 from loadmaster_plugins.lora.pairs import ROLES, make_part
+from loadmaster_plugins.lora.parameters import make_wrapped
 from loadmaster_plugins.lora.settings import Settings, pattern_key, read_settings
 from loadmaster_plugins.peft_files.config import FILE
-from loadmaster_plugins.peft_files.matching import Changes, Scene, match
+from loadmaster_plugins.peft_files.matching import match
+from loadmaster_plugins.peft_files.scene import Changes, Scene
 
 PAIRS: Final = Changes("pairs", ROLES, ("linear", "embedding"))
 
@@ -24,40 +27,53 @@ def claim(stored: StoredAdapter, modules: Sequence[AdapterModule]) -> AdapterCla
     """
     settings = read_settings(stored.config)
     scene = match(stored, settings.config, modules, PAIRS)
-    parts = tuple(make_part(settings, stored, path, scene.module(path), roles) for path, roles in scene.names.changed.items())
+    parts = (
+        *(_part(settings, scene, path) for path in scene.paths if scene.repair.model_path(path) not in scene.stacks),
+        *expert_parts(settings, scene),
+    )
     replacements = scene.replacements()
     return AdapterClaim(
-        summary=_summary(scene, settings, parts, replacements),
+        summary=_summary(scene, settings, replacements),
         parts=parts,
         replacements=replacements,
-        findings=(*settings.findings, *scene.remarks(), *_remarks(scene, settings, parts)),
+        findings=(*settings.findings, *scene.remarks(), *_remarks(scene, settings)),
     )
 
 
-def _remarks(scene: Scene, settings: Settings, parts: Sequence[AdapterPart]) -> Iterator[Finding]:
+def _part(settings: Settings, scene: Scene, path: str) -> AdapterPart:
+    """Return what the pairs of one module do to it."""
+    module = scene.module(path)
+    if not scene.is_whole(path):
+        return make_wrapped(settings, scene, path, module)
+    (key,) = scene.keys_of(path)
+    return make_part(settings, scene.stored, key, module, scene.names.changed[path])
+
+
+def _remarks(scene: Scene, settings: Settings) -> Iterator[Finding]:
     """Yield scales that differ, and patterns without effect."""
-    scales = _scales(scene, settings, parts)
+    scales = _scales(scene, settings)
     if len(scales) > 1:
         table = "; ".join(f"{kind} on {len(paths)} modules, first {paths[0]}" for kind, paths in scales.items())
         yield Finding(level="info", code="LM-ADAPTER-SCALES", where=FILE, message=f"scales differ: {table}")
     for field in ("rank_pattern", "alpha_pattern"):
         patterns = getattr(settings.config, field)
-        used = {pattern_key(patterns, path) for path in scene.names.changed}
+        used = {pattern_key(patterns, key) for key in scene.keys}
         for key in patterns.keys() - used:
             message = f"{field} has {key!r}, which fits no module of the adapter"
             yield Finding(level="warning", code="LM-ADAPTER-PATTERN", where=FILE, message=message)
 
 
-def _scales(scene: Scene, settings: Settings, parts: Sequence[AdapterPart]) -> dict[str, list[str]]:
+def _scales(scene: Scene, settings: Settings) -> dict[str, list[str]]:
+    """Return what has each scale, by the scale and what it is made of."""
     scales: dict[str, list[str]] = defaultdict(list)
-    for part in parts:
-        alpha = settings.alpha(scene.repair.stored_path(part.path))
-        scales[f"scale {part.scale:g} (r {part.axes['rank']}, alpha {alpha:g})"].append(part.path)
+    for key in scene.keys:
+        kind = f"scale {settings.scale(key):g} (r {settings.rank(key)}, alpha {settings.alpha(key):g})"
+        scales[kind].append(scene.repair.model_path(key))
     return scales
 
 
-def _summary(scene: Scene, settings: Settings, parts: Sequence[AdapterPart], replacements: Sequence[Replacement]) -> str:
-    scales = _scales(scene, settings, parts)
+def _summary(scene: Scene, settings: Settings, replacements: Sequence[Replacement]) -> str:
+    scales = _scales(scene, settings)
     facts = [
         "DoRA" if settings.config.use_dora else "LoRA",
         scene.matched(),

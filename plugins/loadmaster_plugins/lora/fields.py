@@ -19,6 +19,7 @@ class Fields(Names, frozen=True, kw_only=True):
     use_rslora: bool = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, int | float] | None = None
+    target_parameters: list[str] | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
     bias: Literal["none", "all", "lora_only"] = "none"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from loadmaster_hookspecs.adapters import AdapterModule, AdapterPart, StoredAdapter
-from loadmaster_hookspecs.errors import IntegrityError, PlanError
+from loadmaster_hookspecs.errors import IntegrityError
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.lora.settings import Settings
 from loadmaster_plugins.peft_files.matching import wrong_shape
@@ -32,26 +32,24 @@ LAYOUTS: Final[Mapping[str, TensorLayout]] = {
 
 
 def make_part(
-    settings: Settings, stored: StoredAdapter, path: str, module: AdapterModule, roles: Mapping[str, str]
+    settings: Settings, stored: StoredAdapter, key: str, module: AdapterModule, roles: Mapping[str, str]
 ) -> AdapterPart:
-    """Return what a pair does to its module; `path` is the module's name in the file.
+    """Return what a pair does to its module; `key` is what patterns are compared with, the module's name in the file.
 
-    Raises IntegrityError for tensors that are missing, too many, or of another shape than configuration and module ask for, and
-    PlanError for features that such a module cannot have.
+    Raises IntegrityError for tensors that are missing, too many, or of another shape than configuration and module ask for.
     """
     wanted = ["A", "B"]
     if settings.config.lora_bias:
         wanted.append("B_bias")
     if settings.config.use_dora:
         wanted.append("magnitude")
-        _check_dora(module)
-    _check_roles(stored, path, roles, wanted)
-    rank = settings.rank(path)
+    check_roles(stored, key, roles, wanted)
+    rank = settings.rank(key)
     _check_shapes(stored, module, roles, rank)
     return AdapterPart(
         path=module.path,
         kind=module.kind,
-        scale=settings.scale(path),
+        scale=settings.scale(key),
         axes={"rank": rank},
         tensors=dict(roles),
         layouts=tuple(LAYOUTS[role] for role in wanted),
@@ -59,19 +57,8 @@ def make_part(
     )
 
 
-def _check_dora(module: AdapterModule) -> None:
-    reason = "its weight is quantised" if module.quantised else "it is an embedding" if module.kind == "embedding" else ""
-    if reason:
-        raise PlanError(
-            "LM-ADAPTER-DORA",
-            "DoRA (use_dora) is not supported for a module of the adapter",
-            where={"module": module.path},
-            why=reason,
-            hints=["merge the adapter into a plain base model with peft and load the result"],
-        )
-
-
-def _check_roles(stored: StoredAdapter, path: str, roles: Mapping[str, str], wanted: list[str]) -> None:
+def check_roles(stored: StoredAdapter, path: str, roles: Mapping[str, str], wanted: list[str]) -> None:
+    """Raise IntegrityError where a pair lacks tensors, or has others than its configuration speaks of."""
     missing = [role for role in wanted if role not in roles]
     surplus = [tensor for role, tensor in roles.items() if role not in wanted]
     if missing or surplus:

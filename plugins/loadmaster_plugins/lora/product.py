@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from loadmaster_hookspecs.adapters import AdapterPart, BaseLayer, LiveChange, MergeChange
+from loadmaster_plugins.lora.stacks import live_parameters, merge_parameters
 
 ROWS: Final = 1024
 """Rows of a weight whose norms are computed at a time."""
@@ -18,6 +19,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
     """Return the change of a layer's result."""
+    if "A" not in tensors:
+        return live_parameters(part, tensors, layer)
     if part.kind == "embedding":
         return _live_embedding(part, tensors, layer)
     product = _product(part, tensors)
@@ -32,33 +35,51 @@ def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
 
 def merge(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> Mapping[str, MergeChange]:
     """Return the changes of a layer's weight and bias. `tensors` are float32."""
-    a, b, scale = tensors["A"], tensors["B"], part.scale
-    changes: dict[str, MergeChange] = {}
-    if part.kind == "embedding":
-        changes["weight"] = lambda start, stop, rows: rows + scale * (a[:, start:stop].T @ b.T)
-    elif "magnitude" in tensors:
-        factor = magnitude_factor(part, tensors, layer).unsqueeze(1)
-        changes["weight"] = lambda start, stop, rows: factor[start:stop] * (rows + scale * (b[start:stop] @ a))
-    else:
-        changes["weight"] = lambda start, stop, rows: rows + scale * (b[start:stop] @ a)
+    if "A" not in tensors:
+        return merge_parameters(part, tensors)
+    delta = _delta(part, tensors)
+    factor = magnitude_factor(part, tensors, layer) if "magnitude" in tensors else None
+
+    def weight(start: int, stop: int, rows: torch.Tensor) -> torch.Tensor:
+        changed = rows + delta(start, stop)
+        if factor is None:
+            return changed
+        return changed * (factor if part.kind == "embedding" else factor[start:stop, None])
+
+    changes: dict[str, MergeChange] = {"weight": weight}
     if "B_bias" in tensors:
         bias = tensors["B_bias"]
-        changes["bias"] = lambda start, stop, rows: rows + scale * bias[start:stop]
+        changes["bias"] = lambda start, stop, rows: rows + part.scale * bias[start:stop]
     return changes
 
 
 def magnitude_factor(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> torch.Tensor:
-    """Return DoRA's factor of every row, the magnitude over the norm of W + scale * B A, float32 [rows].
+    """Return DoRA's factor of every output, the magnitude over the norm of its weights W + scale * B A, float32 [out].
 
-    A row of zeros, as padding has, keeps the factor 0. Where ranks share the columns the squares are summed over them.
+    An output whose weights are zeros, as padding has, keeps the factor 0. Where ranks share the inputs the squares are summed
+    over them.
     """
-    a, b, magnitude = tensors["A"].float(), tensors["B"].float(), tensors["magnitude"]
+    magnitude, delta = tensors["magnitude"], _delta(part, tensors)
+    embedding_rows = part.kind == "embedding"
     squares = torch.zeros_like(magnitude)
-    for start in range(0, len(squares), ROWS):
-        stop = min(start + ROWS, len(squares))
-        squares[start:stop] = (layer.weight(start, stop) + part.scale * (b[start:stop] @ a)).square().sum(dim=1)
+    count = tensors["A"].shape[1] if embedding_rows else len(squares)
+    for start in range(0, count, ROWS):
+        stop = min(start + ROWS, count)
+        rows = (layer.weight(start, stop) + delta(start, stop)).square()
+        if embedding_rows:
+            squares += rows.sum(dim=0)
+        else:
+            squares[start:stop] = rows.sum(dim=1)
     norms = layer.total(squares).sqrt()
     return torch.where(norms > 0, magnitude / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0)
+
+
+def _delta(part: AdapterPart, tensors: Tensors) -> Callable[[int, int], torch.Tensor]:
+    """Return what gives the change of some rows of the weight in float32: of a linear layer [out, in], else [in, out]."""
+    a, b = tensors["A"].float(), tensors["B"].float()
+    if part.kind == "embedding":
+        return lambda start, stop: part.scale * (a[:, start:stop].T @ b.T)
+    return lambda start, stop: part.scale * (b[start:stop] @ a)
 
 
 def _product(part: AdapterPart, tensors: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -68,10 +89,10 @@ def _product(part: AdapterPart, tensors: Tensors) -> Callable[[torch.Tensor], to
 
 def _live_dora(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
     """Return the change under DoRA. The layer's bias is not scaled, so it is taken out and put back."""
-    product, factor = _product(part, tensors), magnitude_factor(part, tensors, layer)
+    product, factor, module = _product(part, tensors), magnitude_factor(part, tensors, layer), layer.module
 
     def change(x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        bias = layer.module._parameters.get("bias")
+        bias = module._parameters.get("bias")
         plain = output.float() if bias is None else output.float() - bias.float()
         scaled = factor * (plain + product(x).float())
         return (scaled if bias is None else scaled + bias.float()).to(output.dtype)
@@ -82,12 +103,15 @@ def _live_dora(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveCha
 def _live_embedding(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
     """Return the change of looked-up rows. Some embeddings multiply what they look up, and so the change as well."""
     table, b, scale = tensors["A"].T, tensors["B"], part.scale
-    factor = getattr(layer.module, "embed_scale", None)
+    multiplier = getattr(layer.module, "embed_scale", None)
+    factor = magnitude_factor(part, tensors, layer) if "magnitude" in tensors else None
 
     def change(ids: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         added = linear(embedding(ids, table), b) * scale
-        if factor is not None:
-            added = added * factor
-        return output + added.to(output.dtype)
+        if multiplier is not None:
+            added = added * multiplier
+        if factor is None:
+            return output + added.to(output.dtype)
+        return (factor * (output.float() + added.float())).to(output.dtype)
 
     return LiveChange(change)

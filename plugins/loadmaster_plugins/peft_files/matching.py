@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
 
-from loadmaster_hookspecs.adapters import AdapterModule, Replacement, StoredAdapter
+from loadmaster_hookspecs.adapters import AdapterModule, StoredAdapter
 from loadmaster_hookspecs.errors import IntegrityError, PlanError
-from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.models import ModuleKind
 from loadmaster_plugins.peft_files.config import FILE
-from loadmaster_plugins.peft_files.names import Repair, Sorted, find_repair, nearest, sort_names
+from loadmaster_plugins.peft_files.names import find_repair, nearest, sort_names
+from loadmaster_plugins.peft_files.scene import Changes, Scene, expert_layers, targets, wrapped_parameters
 
 SHOWN: Final = 8
 """Offenders that a message lists, at most."""
-
-
-class Changes(NamedTuple):
-    """What adapters of one type have for each module: a `noun` for it, its tensors, and the kinds of modules it can change.
-
-    `roles` has the ends of the tensors' names and the parts that they play.
-    """
-
-    noun: str
-    roles: Mapping[str, str]
-    kinds: tuple[ModuleKind, ...]
-
-
-class Scene(NamedTuple):
-    """An adapter's configuration and tensors, the model's modules by path, and the repair of names between them."""
-
-    stored: StoredAdapter
-    config: Any
-    changes: Changes
-    names: Sorted
-    modules: Mapping[str, AdapterModule]
-    repair: Repair
-
-    def module(self, path: str) -> AdapterModule:
-        """Return the module of a path in the file."""
-        return self.modules[self.repair.model_path(path)]
-
-    def replacements(self) -> tuple[Replacement, ...]:
-        """Return the parameters in whose place the adapter's own tensors are used."""
-        return tuple(
-            Replacement(path=self.repair.model_path(path), name=name, tensor=tensor)
-            for path, own in self.names.plain.items()
-            for name, tensor in own.items()
-        )
-
-    def matched(self) -> str:
-        """Return how many of the modules' changes match, which after `match` is all: `216/216 pairs`."""
-        return f"{len(self.names.changed)}/{len(self.names.changed)} {self.changes.noun}"
-
-    def remarks(self) -> Iterator[Finding]:
-        """Yield the repair of names, if there is one."""
-        if str(self.repair):
-            yield Finding(level="info", code="LM-ADAPTER-PREFIX", where=FILE, message=f"{self.matched()}, {self.repair}")
 
 
 def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], changes: Changes) -> Scene:
@@ -66,33 +23,27 @@ def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], 
     LM-ADAPTER-TARGET or LM-ADAPTER-EMPTY where tensors and configuration contradict each other.
     """
     names = sort_names(stored.tensors, changes.roles)
-    by_path = {module.path: module for module in modules}
-    repair = find_repair([*names.changed, *names.plain], by_path)
-    scene = Scene(stored, config, changes, names, by_path, repair)
+    layers, stacks = expert_layers(names, modules)
+    by_path = {module.path: module for module in (*modules, *layers)}
+    repair = find_repair([*names.changed, *names.inner, *names.plain], by_path)
+    scene = Scene(stored, config, changes, names, by_path, repair, wrapped_parameters(config, modules, repair), stacks)
     _refuse_unmatched(scene)
     _refuse_untargeted(scene)
-    if not names.changed and not names.plain:
+    if not stored.tensors:
         raise IntegrityError("LM-ADAPTER-EMPTY", "the adapter has no tensors", where={"adapter": stored.name})
     return scene
 
 
 def _refuse_unmatched(scene: Scene) -> None:
     """Raise PlanError LM-ADAPTER-UNMATCHED for tensors of modules, or parameters, that the model does not have."""
-    offenders: list[str] = []
-    for path in scene.names.changed:
-        module = scene.modules.get(scene.repair.model_path(path))
-        if module is None:
-            changeable = [each.path for each in scene.modules.values() if each.kind in scene.changes.kinds]
-            offenders.append(f"{path} (nearest: {nearest(path, changeable)})")
-        elif module.kind not in scene.changes.kinds:
-            offenders.append(f"{path} (a module of kind {module.kind!r}: only {_plural(scene.changes.kinds)} can be changed)")
+    offenders = list(_lost(scene))
     lost = len(offenders)
     for path, own in scene.names.plain.items():
         module = scene.modules.get(scene.repair.model_path(path))
         offenders += (f"{tensor} ({fault})" for name, tensor in own.items() if (fault := _fault(scene, path, name, module)))
     if not offenders:
         return
-    changed = len(scene.names.changed)
+    changed = len(scene.paths)
     more = f"; and {len(offenders) - SHOWN} more" if len(offenders) > SHOWN else ""
     raise PlanError(
         "LM-ADAPTER-UNMATCHED",
@@ -102,6 +53,26 @@ def _refuse_unmatched(scene: Scene) -> None:
         why="; ".join(offenders[:SHOWN]) + more,
         hints=["the adapter was made for another model, or for another version of its code"],
     )
+
+
+def _lost(scene: Scene) -> Iterator[str]:
+    """Yield the modules that the model does not have or that cannot be changed, with what is wrong."""
+    kinds = scene.changes.kinds
+    for path in scene.paths:
+        module = scene.modules.get(scene.repair.model_path(path))
+        if module is None:
+            yield f"{path} (nearest: {nearest(path, [each.path for each in scene.modules.values() if each.kind in kinds])})"
+        elif path in scene.wrapped:
+            continue
+        elif module.kind == "experts" and not module.parameters:
+            yield f"{path} (its experts are quantised)"
+        elif module.kind not in kinds:
+            yield (
+                f"{path} (a module of kind {module.kind!r}: only {_plural(kinds)} can be changed, and parameters that "
+                "target_parameters names)"
+            )
+        elif path in scene.names.inner:
+            yield f"{path} ({scene.changes.noun} inside of others, of parameters that target_parameters does not name)"
 
 
 def _plural(kinds: Sequence[ModuleKind]) -> str:
@@ -125,15 +96,21 @@ def _fault(scene: Scene, path: str, name: str, module: AdapterModule | None) -> 
 
 def _refuse_untargeted(scene: Scene) -> None:
     """Raise IntegrityError where the configuration targets other modules than the file has tensors for."""
-    targets, noun = _targets(scene), scene.changes.noun
-    if targets is None:
+    targeted, noun = _targets(scene), scene.changes.noun
+    unfed = [key for path in scene.wrapped if not scene.levels(path) for key in scene.keys_of(path)]
+    if unfed:
+        raise _contradiction(
+            "LM-ADAPTER-MISSING", scene, unfed, f"the file has no {noun} for parameters that target_parameters names"
+        )
+    if targeted is None:
         return
-    surplus = sorted(scene.names.changed.keys() - targets)
+    own = scene.names.changed.keys() - scene.wrapped.keys()
+    surplus = sorted(own - targeted)
     if surplus:
         raise _contradiction(
             "LM-ADAPTER-TARGET", scene, surplus, f"the file has {noun} for modules that target_modules leaves out"
         )
-    absent = sorted(targets - scene.names.changed.keys())
+    absent = sorted(targeted - own)
     if absent:
         raise _contradiction(
             "LM-ADAPTER-MISSING", scene, absent, f"the file has no {noun} for modules that target_modules names"
@@ -150,7 +127,7 @@ def _targets(scene: Scene) -> set[str] | None:
 
     config = scene.config
     if config.target_modules is None:
-        return None
+        return set() if targets(config) else None
     shown = {
         scene.repair.stored_path(path): module for path, module in scene.modules.items() if module.kind in scene.changes.kinds
     }

@@ -14,11 +14,19 @@ WRAPPED: Final = ".base_layer."
 """What peft puts between a module that it wraps and that module's own parameters."""
 
 
+NESTED: Final = ".base_layer"
+"""What peft puts behind a module's path for each wrapper that lies around the one in question."""
+
+
 class Sorted(NamedTuple):
-    """Stored tensors by the module path in their names: `changed` by role, `plain` by the parameter they would replace."""
+    """Stored tensors by the module path in their names: `changed` by role, `plain` by the parameter they would replace.
+
+    `inner` has what changes modules inside of other wrappers, by path, then by the number of these, then by role.
+    """
 
     changed: dict[str, dict[str, str]]
     plain: dict[str, dict[str, str]]
+    inner: dict[str, dict[int, dict[str, str]]]
 
 
 def sort_names(names: Iterable[str], roles: Mapping[str, str]) -> Sorted:
@@ -28,15 +36,25 @@ def sort_names(names: Iterable[str], roles: Mapping[str, str]) -> Sorted:
     """
     changed: dict[str, dict[str, str]] = defaultdict(dict)
     plain: dict[str, dict[str, str]] = defaultdict(dict)
+    inner: dict[str, dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name in names:
         own = name.removeprefix(PEFT_PREFIX)
         ending = next((end for end in roles if own.endswith(end)), None)
         if ending is not None:
-            changed[own.removesuffix(ending)][roles[ending]] = name
+            path, depth = _unwrap(own.removesuffix(ending))
+            (inner[path][depth] if depth else changed[path])[roles[ending]] = name
         else:
             path, _, last = own.replace(WRAPPED, ".").rpartition(".")
             plain[path][last] = name
-    return Sorted(dict(changed), dict(plain))
+    return Sorted(dict(changed), dict(plain), {path: dict(levels) for path, levels in inner.items()})
+
+
+def _unwrap(path: str) -> tuple[str, int]:
+    """Return a module's path without wrappers, and their number."""
+    depth = 0
+    while path.endswith(NESTED):
+        path, depth = path.removesuffix(NESTED), depth + 1
+    return path, depth
 
 
 class Repair(NamedTuple):

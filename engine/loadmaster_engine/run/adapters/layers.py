@@ -22,9 +22,15 @@ class PlacedLayer:
         self.module = module
         self._weight = weight
         self._add_up = add_up
+        self._packed: Callable[[int, int], torch.Tensor] | None = None
 
     def weight(self, start: int, stop: int) -> torch.Tensor:
         """Return rows of the rank's own weight as float32."""
+        from loadmaster_engine.load.packed import PackedLinear
+
+        if self._weight is None and isinstance(self.module, PackedLinear):
+            self._packed = self._packed or self.module.weights()
+            return self._packed(start, stop)
         weight = self.module.get_parameter("weight") if self._weight is None else self._weight
         return weight[start:stop].float()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class Site:
         self._axes = axes
         self._after = module.register_forward_hook(self._change_result, prepend=True)
         self._before: torch.utils.hooks.RemovableHandle | None = None
+        self._instead = False
 
     def add(self, number: int, change: LiveChange | None, replaced: Parameters) -> None:
         """Let the module change while adapter `number` is chosen."""
@@ -42,6 +43,10 @@ class Site:
             self.replaced[number] = replaced
         if change is not None and change.input is not None and self._before is None:
             self._before = self._module.register_forward_pre_hook(self._change_input)
+        if change is not None and change.forward is not None and not self._instead:
+            self._instead = True
+            # What an instance holds itself is found before its class's: hooks run around it as around the module's own.
+            self._module.__dict__["forward"] = self._forward
 
     def drop(self, number: int) -> bool:
         """Forget an adapter, and return whether none is left: then the module is again as if there had been none."""
@@ -52,7 +57,15 @@ class Site:
         self._after.remove()
         if self._before is not None:
             self._before.remove()
+        if self._instead:
+            del self._module.__dict__["forward"]
         return True
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what the one adapter of all tokens has in the place of the module's own code, or else that."""
+        change = self.changes.get(self._choice.number, NOTHING).forward
+        own: Callable[..., Any] = type(self._module).forward.__get__(self._module)
+        return (own if change is None else change)(*args, **kwargs)
 
     def _change_input(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         number = self._choice.number
@@ -85,17 +98,17 @@ class Site:
 
     def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], output: Any) -> None:
         """Write into `output` what the module gives for the tokens of one adapter."""
-        change = self.changes.get(segment.adapter, NOTHING).result
+        change = self.changes.get(segment.adapter, NOTHING)
         replaced = self.replaced.get(segment.adapter)
-        if replaced is None:
-            if change is not None:
+        if replaced is None and change.forward is None:
+            if change.result is not None:
                 part = _part(output, axis, segment)
-                _write(output, axis, segment, change(_part(args[0], axis, segment), part))
+                _write(output, axis, segment, change.result(_part(args[0], axis, segment), part))
             return
         own = _part(args, axis, segment)
-        with _replaced(self._module, replaced):
-            part = self._module.forward(*own)  # itself, since hooks are for the whole step
-            _write(output, axis, segment, part if change is None else change(own[0], part))
+        with _replaced(self._module, replaced or {}):
+            part = (change.forward or self._module.forward)(*own)  # itself, since hooks are for the whole step
+            _write(output, axis, segment, part if change.result is None else change.result(own[0], part))
 
     def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
         shown = 1 if x.shape[0] == 1 and (x.ndim > 2 or not x.is_floating_point()) else 0
