@@ -78,9 +78,11 @@ def _openings(plan: AdapterPlan, number: int) -> list[AdapterOpen]:
 
 
 def _check(states: Sequence[AdapterState]) -> None:
-    for rank, state in enumerate(states):
-        if state.error is not None:
-            raise from_report(state.error).located(rank=rank)
+    """Raise a rank's error, if there is one: not that of a rank which stopped because another one failed."""
+    errors = [(state.error, rank) for rank, state in enumerate(states) if state.error is not None]
+    if errors:
+        error, rank = min(errors, key=lambda each: each[0].code == "LM-ADAPTER-RANKS")
+        raise from_report(error).located(rank=rank)
 
 
 def _next_parts(parts: int, room: float) -> int:

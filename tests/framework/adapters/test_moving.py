@@ -11,7 +11,7 @@ from loadmaster.adapters import moving
 from loadmaster.adapters.moving import Answer, bring_in, take_away
 from loadmaster_engine.run.messages import decode
 from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
-from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.errors import IntegrityError, WorkerError
 from sample_adapter import sample_adapter
 
 TOTAL = 1000
@@ -52,7 +52,10 @@ class Ranks:
     def _answer(self, op: str, seconds: float) -> Answer:
         error = IntegrityError("LM-FILE-SHORT", "the file ends early").report if op == self._fails else None
         good = AdapterState(number=7, nbytes=50, moved=self._moved, total=TOTAL, built=sum(self.built), parts=PARTS)
-        return Answer([good, AdapterState(number=7, error=error) if error else good], seconds)
+        if error is None:
+            return Answer([good, good], seconds)
+        stopped = AdapterState(number=7, error=WorkerError("LM-ADAPTER-RANKS", "another rank failed").report)
+        return Answer([stopped if op == "adapter_build" else good, AdapterState(number=7, error=error)], seconds)
 
 
 def test_slices_fill_their_time_and_no_more() -> None:
