@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## inspect, plan, load and ask a small real model over two processes
+demo: $(READY)  ## inspect, plan, load and ask a small real model over two processes, with an adapter and without
 	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh
 
 demo-gptq: $(READY)  ## the same with the model quantised to 4 bits by auto-gptq, on first use

@@ -49,3 +49,11 @@ if [[ $answer != *Paris* ]]; then
     echo "error: the answer does not name Paris" >&2
     exit 1
 fi
+
+# The adapter was trained on the model as it is, so the quantised ones are shown without it.
+if [[ -z ${1:-} ]]; then
+    heading "An adapter comes while the model is served, and goes again: the answer changes, and changes back"
+    command=(python tools/demo_adapter.py "$model")
+    tell "${command[@]}"
+    "${command[@]}"
+fi

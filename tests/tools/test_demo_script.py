@@ -1,4 +1,4 @@
-"""The demo script, with a stand-in for the command: it shows three steps and insists on the right answer."""
+"""The demo script, with a stand-in for the command: it shows its steps and insists on the right answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def demo(tmp_path: Path) -> Demo:
         model.mkdir(parents=True)
         programs = tmp_path / "bin"
         programs.mkdir()
-        (programs / "python").symlink_to(sys.executable)
+        (programs / "python").write_text(
+            f'#!/bin/sh\ncase $1 in *demo_adapter.py) echo "adapter $2" >> {tmp_path}/calls && exit ;; esac\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        (programs / "python").chmod(0o755)
         (programs / "loadmaster").write_text(
             f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n[ "$1" = run ] && echo "{answer}"\nexit {code}\n'
         )
@@ -39,16 +43,18 @@ def test_it_inspects_plans_and_runs(demo: Demo, tmp_path: Path) -> None:
     ended = demo("The capital of France is Paris.")
     assert ended.returncode == 0, ended.stderr
     calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
-    assert [call[0] for call in calls] == ["inspect", "plan", "run"]
+    assert [call[0] for call in calls] == ["inspect", "plan", "run", "adapter"]
     assert calls[1][2:] == ["--tp", "2"]
     assert {"--executor", "multiprocess", "--chat"} <= set(calls[2])
-    assert ended.stdout.endswith("What is the capital of France?\nThe capital of France is Paris.\n")
+    assert "What is the capital of France?\nThe capital of France is Paris.\n" in ended.stdout
+    assert calls[3] == ["adapter", str(tmp_path / "cache" / "loadmaster" / "demo" / "SmolLM2-135M-Instruct")]
 
 
 def test_a_wrong_answer_fails(demo: Demo) -> None:
     ended = demo("It is Lyon.")
     assert ended.returncode == 1
     assert "does not name Paris" in ended.stderr
+    assert "adapter" not in ended.stdout
 
 
 def test_a_command_that_fails_ends_it(demo: Demo) -> None:
