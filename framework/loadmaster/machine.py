@@ -85,6 +85,21 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None
 
 
+def processor(proc: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the first processor's name and model numbers, or its kind where the system says no more."""
+    told = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", _text(proc).partition("\n\n")[0], re.MULTILINE))
+    fields = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
+    return ", ".join(told[name] if name == "model name" else f"{name} {told[name]}" for name in fields if name in told) or (
+        platform.machine()
+    )
+
+
+def accelerators(root: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
+    """Return the names of the accelerators that the driver knows, sorted."""
+    texts = map(_text, root.glob("*/information"))
+    return tuple(sorted(name.strip() for text in texts for name in re.findall(r"^Model:(.+)$", text, re.MULTILINE)))
+
+
 def chosen(setting: str) -> str:
     """Return the chosen one of `always [madvise] never`, or `unknown`."""
     match = re.search(r"\[(\w+)\]", setting)

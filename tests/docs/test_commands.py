@@ -52,10 +52,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_works(command: str, model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_works(
+    command: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program, *arguments = shlex.split(command)
     assert program == "loadmaster"
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code = run([str(model) if argument == "MODEL" else argument for argument in arguments])
     out, err = capfd.readouterr()
     assert code == 0, err
@@ -64,7 +67,9 @@ def test_a_command_works(command: str, model: Path, capfd: pytest.CaptureFixture
     assert len(err.splitlines()) < 30
     assert "\r" not in err
     ranks = arguments[arguments.index("--tp") + 1] if "--tp" in arguments else "1"
-    assert len(re.findall(r"^loadmaster rank=\d+ bytes=\d+ ", err, re.MULTILINE)) == (int(ranks) if "run" in arguments else 0)
+    assert len(re.findall(r"^loadmaster rank=\d+ bytes=\d+ ", err, re.MULTILINE)) == (
+        int(ranks) if {"run", "tune"} & set(arguments) else 0
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -27,6 +27,7 @@ def _python(code: str) -> str:
         "from loadmaster.cli.program import run; run(['--help'])",
         "from loadmaster.cli.program import run; run(['run', '--help'])",
         "from loadmaster.cli.program import run; run(['serve', '--help'])",
+        "from loadmaster.cli.program import run; run(['tune', '--help'])",
         "from loadmaster.cli.program import run; run(['plan', '--tp', '0'])",
     ],
 )

@@ -25,6 +25,7 @@ OWN: Final[Mapping[str, OwnCommand]] = {
     "plan": OwnCommand("loadmaster.cli.plan:plan", "Show what every rank would read, without reading it."),
     "run": OwnCommand("loadmaster.cli.run:run", "Load a model and let it answer prompts."),
     "serve": OwnCommand("loadmaster.cli.serve:serve", "Load a model and serve it over HTTP."),
+    "tune": OwnCommand("loadmaster.cli.tune:tune", "Find out how many requests to serve at once, and keep it."),
     "plugins": OwnCommand("loadmaster.cli.plugins:plugins", "Show which plugins take part, and why others do not."),
     "env": OwnCommand("loadmaster.cli.env:env", "Show versions and machine, for a bug report."),
 }

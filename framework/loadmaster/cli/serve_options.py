@@ -47,7 +47,7 @@ def engine_options(command: Decorated) -> Decorated:
                      help="Memory for keys and values, all ranks.  [default: what is left]"),
         click.option("--max-model-len", type=click.IntRange(min=2), metavar="N",
                      help="Longest context in tokens.  [default: what fits]"),
-        click.option("--max-running", **count, help="Requests in a batch.  [default: the engine's]"),
+        click.option("--max-running", **count, help="Requests in a batch.  [default: as tuned, or 64]"),
         click.option("--max-waiting", type=click.IntRange(min=0), metavar="N",
                      help="Requests that may wait beside; 0 for any number.  [default: the engine's]"),
         click.option("--max-batch-tokens", **count, help="New tokens of a step.  [default: the engine's]"),

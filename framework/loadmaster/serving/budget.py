@@ -45,7 +45,7 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
     shared = 6 * outline.hidden_size
     divided = 2 * heads * outline.head_dim + 3 * width
     masks = (1 + outline.query_heads // outline.kv_heads) * longest
-    rows = min(tokens, settings.max_running)
+    rows = min(tokens, settings.running)
     logits = 3 * rows * outline.vocab_size * 4
     return ranks * (tokens * size * (shared + masks) + logits) + tokens * size * divided
 
@@ -148,7 +148,7 @@ def _blocks(settings: EngineSettings, positions: int, block: int, fit: int) -> i
             raise _refused(f"kv_bytes {settings.kv_bytes}", fit, size, block)
         return blocks
     wanted = min(positions, positions if settings.max_model_len == "auto" else settings.max_model_len)
-    blocks = min(fit, settings.max_running * -(-wanted // size))
+    blocks = min(fit, settings.running * -(-wanted // size))
     if not blocks:
         raise _refused("a single block", fit, size, block)
     return blocks

@@ -47,13 +47,13 @@ class AsyncEngine:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, settings: EngineSettings | None = None, **options: Any) -> None:
-        self.settings = settings or EngineSettings()
-        self._model = ServedModel(path, self.settings, **options)
+        self._model = ServedModel(path, settings or EngineSettings(), **options)
+        self.settings = self._model.settings
         self._kv = self._model.kv
         limits = Limits(
             block_size=self.settings.block_size,
             batch_tokens=self.settings.max_batch_tokens,
-            running=self.settings.max_running,
+            running=self.settings.running,
             prefix_cache=self.settings.prefix_cache,
         )
         self._deliveries = _Deliveries()
@@ -198,9 +198,9 @@ class AsyncEngine:
             raise WorkerError("LM-ENGINE-FAILED", "the engine has failed and takes no more requests", why=self._loop.error)
         if self._stage != "serve":
             raise ResourceError("LM-ENGINE-DRAINING", "the engine takes no more requests", where={"stage": self._stage})
-        limit = self.settings.max_running + self.settings.max_waiting
+        limit = self.settings.running + self.settings.max_waiting
         if self.settings.max_waiting and self._loop.unfinished >= limit:
-            why = f"{limit} are there: {self.settings.max_running} in a batch and {self.settings.max_waiting} that wait"
+            why = f"{limit} are there: {self.settings.running} in a batch and {self.settings.max_waiting} that wait"
             raise ResourceError("LM-ENGINE-BUSY", "too many requests", why=why, hints=["ask again later"])
 
 

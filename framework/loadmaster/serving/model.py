@@ -14,6 +14,7 @@ from loadmaster.bringup import bring_up
 from loadmaster.engine import STEP_TIMEOUT, Engine
 from loadmaster.serving.budget import KvPlan, check_plan, plan_kv
 from loadmaster.serving.settings import EngineSettings
+from loadmaster.serving.tuned import with_tuned
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.serve.messages import Probe, Probed, ReserveKv, Sleep
 from loadmaster_hookspecs.errors import ResourceError, UsageError
@@ -33,7 +34,7 @@ class ServedModel(Engine):
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, **options: Any) -> None:
-        self._settings = settings
+        self._wanted = self._settings = settings
         self._forgot_weights = False
         limits = {"adapter_bytes": settings.adapter_bytes, "max_adapter_rank": settings.max_adapter_rank}
         super().__init__(path, **{**options, **limits})
@@ -42,6 +43,11 @@ class ServedModel(Engine):
         except BaseException:  # boundary: whatever interrupts the reservation, the workers must not outlive it
             self.close()
             raise
+
+    @property
+    def settings(self) -> EngineSettings:
+        """How it is served: what the caller wished, with what was tuned filled in."""
+        return self._settings
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -110,6 +116,9 @@ class ServedModel(Engine):
             return self._ask_ranks(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
+        self._settings, line = with_tuned(self._wanted, plan)
+        if line:
+            self._observe(Notice(rank=HOST_RANK, text=line))
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
             check_plan(plan, self._settings, available, self._limits.budget(plan))

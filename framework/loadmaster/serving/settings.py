@@ -12,6 +12,9 @@ from loadmaster_hookspecs.errors import UsageError
 
 Auto = Literal["auto"]
 
+UNTUNED_RUNNING: Final = 64
+"""What `max_running` auto is where nothing was tuned."""
+
 SMALLEST: Final = {
     "kv_bytes": 1,
     "max_model_len": 2,
@@ -27,6 +30,8 @@ SMALLEST: Final = {
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an engine serves.
 
+    `max_running` auto is what `loadmaster tune` found for the same plan on this machine, or else 64.
+
     `kv_bytes` is the memory for keys and values in bytes, over all ranks together; auto takes what is left, but no more than
     `max_running` requests of the longest context need. `max_model_len` is the longest context in tokens, prompt and answer
     together; auto is the longest that the model has positions and memory for. Keys and values lie in blocks of `block_size`
@@ -41,7 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_model_len: int | Auto = "auto"
     block_size: int = 16
     max_batch_tokens: int = 512
-    max_running: int = 64
+    max_running: int | Auto = "auto"
     max_waiting: int = 1024
     prefix_cache: bool = True
     adapter_bytes: int | Auto = "auto"
@@ -60,6 +65,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)).lower() else "")
                     ],
                 )
+
+    @property
+    def running(self) -> int:
+        """The most requests in a step, as long as nothing tuned has taken the place of auto."""
+        return UNTUNED_RUNNING if self.max_running == "auto" else self.max_running
 
 
 def settings_from(values: Mapping[str, Any]) -> EngineSettings:

@@ -23,6 +23,20 @@ SURFACE = {
         | {"--max-running", "--max-waiting", "--max-batch-tokens", "--prefix-cache", "--drain-seconds"}
         | {"--adapter-folder", "--adapter-bytes", "--max-adapter-rank"},
     ),
+    "tune": (
+        ["model"],
+        PLANNING
+        | {
+            "--executor",
+            "--kv-bytes",
+            "--max-batch-tokens",
+            "--prompt-tokens",
+            "--answer-tokens",
+            "--limit",
+            "--gain",
+            "--seconds",
+        },
+    ),
     "env": ([], {"--json"}),
     "plugins list": ([], {"--json"}),
     "plugins show": (["name"], {"--json"}),
