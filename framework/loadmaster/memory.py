@@ -62,10 +62,19 @@ def paging_notice(plan: LoadPlan, available: int) -> str:
     )
 
 
+def weight_bytes(plan: LoadPlan) -> int:
+    """Return what the weights take in memory of all ranks' own, those of adapters included; mapped ones are not."""
+    return sum(rank.bytes for part in (plan.ranks, *(adapter.ranks for adapter in plan.adapters)) for rank in part)
+
+
+def scratch_bytes(plan: LoadPlan) -> int:
+    """Return what a load takes for a while, over all ranks."""
+    return sum(rank.staging + rank.scratch for rank in plan.ranks)
+
+
 def check_fit(plan: LoadPlan, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, with the sum and the remedy, when the ranks of one node need more than `available`."""
-    weights = sum(rank.bytes for part in (plan.ranks, *(adapter.ranks for adapter in plan.adapters)) for rank in part)
-    scratch = sum(rank.staging + rank.scratch for rank in plan.ranks)
+    weights, scratch = weight_bytes(plan), scratch_bytes(plan)
     if weights + scratch <= available:
         return
     raise ResourceError(

@@ -25,11 +25,15 @@ GATHERED: Final = 2
 
 
 class KvPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The reservation for keys and values: `blocks` per rank, `nbytes` over all ranks, and the longest context."""
+    """The reservation for keys and values: `blocks` per rank, `nbytes` over all ranks, and the longest context.
+
+    `activation` bytes over all ranks are what a step may take for a while.
+    """
 
     blocks: int
     nbytes: int
     max_model_len: int
+    activation: int = 0
     notices: tuple[str, ...] = ()
 
 
@@ -110,7 +114,13 @@ def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, a
         notices.append(
             f"a step of {settings.max_batch_tokens} tokens took {_gb(measured)}, more than its bound of {_gb(activation)}"
         )
-    return KvPlan(blocks=blocks, nbytes=blocks * block, max_model_len=longest, notices=tuple(notices))
+    return KvPlan(
+        blocks=blocks,
+        nbytes=blocks * block,
+        max_model_len=longest,
+        activation=max(measured, activation),
+        notices=tuple(notices),
+    )
 
 
 def _block_bytes(ranks: Sequence[Probed], settings: EngineSettings) -> int:
