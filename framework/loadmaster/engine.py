@@ -359,7 +359,7 @@ class Engine:
         """Raise UsageError when nothing can be computed for now."""
 
     def _swap(self, update: Update) -> dict[int, str]:
-        """Change to new weights and make the live adapters on them again. Returns those that cannot be, as `bring_back` does."""
+        """Change to new weights and make the live adapters on them again. Returns those that cannot be, with the error."""
         with self._turn():
             update.swap(self._call)
             self.manager.forget()

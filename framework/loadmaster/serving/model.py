@@ -12,7 +12,8 @@ from loadmaster import memory
 from loadmaster.adapters.moving import Answer
 from loadmaster.bringup import bring_up
 from loadmaster.engine import STEP_TIMEOUT, Engine
-from loadmaster.serving.budget import KvPlan, check_plan, plan_kv
+from loadmaster.serving.budget import KvPlan, plan_kv
+from loadmaster.serving.fit import check_plan
 from loadmaster.serving.settings import EngineSettings
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.serve.messages import Held, Probe, Probed, ReserveKv, Sleep
@@ -132,7 +133,8 @@ class ServedModel(Engine):
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
-            check_plan(plan, self._settings, available, self._limits.budget(plan))
+            adapters, processes = self._limits.budget(plan), self._factory.separate_processes
+            check_plan(plan, self._settings, available, adapters=adapters, processes=processes)
 
     def _reserve_kv(self) -> KvPlan:
         free = self.manager.reserved
