@@ -67,8 +67,8 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, *, adap
         "LM-MEMORY-FIT",
         f"the model does not fit: {_gb(need.total)} needed, {_gb(usable)} of {_gb(available)} can be used",
         where={"ranks": len(plan.ranks), "device": plan.settings.device},
-        why=f"weights {_gb(need.weights)} + adapters {_gb(need.adapters)} + libraries {_gb(need.libraries)} "
-        f"+ activations {_gb(need.activation)} + keys and values {_gb(need.kv)}, {need.share - 1:.0%} of which is gathered at a time",
+        why=f"weights {_gb(need.weights)} + adapters {_gb(need.adapters)} + libraries {_gb(need.libraries)} + activations "
+        f"{_gb(need.activation)} + keys and values {_gb(need.kv)}, {need.share - 1:.0%} of which is gathered at a time",
         hints=[
             *_shorter(plan.outline, settings, need, usable),
             *narrower(plan, usable - need.total + need.weights),

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {  # 32 KiB of keys and values per token
     "max_position_embeddings": 4096,
     "eos_token_id": None,
 }
-SMALL: dict[str, Any] = {"max_batch_tokens": 64, "max_running": 16}
+SMALL: dict[str, Any] = {"max_batch_tokens": 64, "max_running": 16, "adapter_bytes": 0}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_two_processes_stay_inside_a_limit_while_a_full_batch_fills_the_blocks(
 ) -> None:
     """The context is as long as the refusal says, and keys and values get all that is left."""
     options: dict[str, Any] = {"tensor_parallel": 2, "executor": "multiprocess", "read_mode": "direct"}
-    wishes: dict[str, Any] = {"max_batch_tokens": 256, "max_running": 64}
+    wishes: dict[str, Any] = {"max_batch_tokens": 256, "max_running": 64, "adapter_bytes": 0}
 
     async def scene() -> None:
         settings = EngineSettings(max_model_len=length, **wishes)

@@ -180,8 +180,9 @@ def test_quantised_weights(tmp_path: Path, ranks: int) -> None:
         assert np.array_equal(engine.logits(ids), fresh.logits(ids))
 
 
-async def answer(engine: AsyncEngine, count: int) -> list[int]:
-    return [token async for delta in engine.generate(IDS, SamplingParams(max_tokens=count)) for token in delta.ids]
+async def answer(engine: AsyncEngine, count: int, adapter: str = "") -> list[int]:
+    deltas = engine.generate(IDS, SamplingParams(max_tokens=count), adapter=adapter)
+    return [token async for delta in deltas for token in delta.ids]
 
 
 def spoken(folder: Path, prompt: list[int], count: int) -> list[int]:
@@ -286,5 +287,22 @@ def test_one_thing_at_a_time(old: Path, new: Path) -> None:
                 await asyncio.sleep(0)
         with pytest.raises(lm.LoadmasterError, match="LM-UPDATE-CLOSED"):
             await last
+
+    asyncio.run(scene())
+
+
+def test_live_adapters_that_came_meanwhile_go_on_with_the_new_weights(old: Path, new: Path, tmp_path: Path) -> None:
+    adapter = adapt(old, tmp_path / "adapter").adapter
+
+    async def scene() -> None:
+        async with await AsyncEngine.open(old, settings=SETTINGS) as engine:
+            await engine.adapters.load("mine", str(adapter))
+            running = [asyncio.create_task(answer(engine, 60, "mine")) for _ in range(2)]
+            await engine.update_weights(new)
+            assert [len(tokens) for tokens in await asyncio.gather(*running)] == [60, 60]
+            with lm.Engine(new, adapters={"mine": adapter}) as fresh:
+                expected = fresh.generate([IDS], max_tokens=32, temperature=0.0, adapter="mine")[0].token_ids
+            assert tuple(await answer(engine, 32, "mine")) == expected
+            assert await answer(engine, 32) == spoken(new, IDS, 32)
 
     asyncio.run(scene())
