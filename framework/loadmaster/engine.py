@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
@@ -38,6 +38,7 @@ from loadmaster.plans import Plan
 from loadmaster.preloading import early_modules, modules_for
 from loadmaster.sampling import Request, read_defaults
 from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
+from loadmaster.updating import Update, Updates
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
@@ -48,7 +49,7 @@ from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
-from loadmaster_hookspecs.executors import EventSink
+from loadmaster_hookspecs.executors import EventSink, Executor, Result
 from loadmaster_hookspecs.models import Tokenizer
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadMode
 
@@ -136,6 +137,7 @@ class Engine:
         check_init_method(distributed_init_method, os.environ, tensor_parallel)
         self._meeting_file = MeetingFile(distributed_init_method)
         self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
+        self._updates = Updates(self._host, self._record, self._planner, self._call_in_turn, self._observe)
         early = early_modules(self._host, self._record, path)
         self._executor = factory.create(preload=early, on_event=self._observe)
         try:
@@ -173,6 +175,11 @@ class Engine:
     def notices(self) -> tuple[str, ...]:
         """Lines worth telling the user once, in the order in which they came up."""
         return tuple(self._notices)
+
+    @property
+    def updating(self) -> bool:
+        """Whether weights are being updated."""
+        return self._updates.running
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -221,7 +228,7 @@ class Engine:
         check_prompts(rows, outline)
         if not rows:
             return []
-        with self._using(adapter) as use, self._turn():
+        with self._using(adapter) as use, self._computing():
             answers = complete(rows, request, self._defaults, outline, self._step, use.number)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
@@ -235,7 +242,7 @@ class Engine:
 
         ids = as_token_ids(token_ids)
         check_prompts([ids], self._plan.data.outline)
-        with self._using(adapter) as use, self._turn():
+        with self._using(adapter) as use, self._computing():
             body = encode(Tokens(ids=tuple(ids), adapter=use.number))
             results = self._executor.call("logits", body, timeout=STEP_TIMEOUT)
         bulk = results[0].bulk
@@ -256,10 +263,35 @@ class Engine:
             self._executor.call("unmerge", b"", timeout=limit)
             self.manager.unmerged()
 
+    def update_weights(self, path: str | os.PathLike[str]) -> None:
+        """Let other weights of the same model take the place of those that run, from a folder or a single file.
+
+        They are planned with the same settings, loaded beside the old ones, which answer other threads' calls
+        meanwhile, and verified; then all ranks change to them between two calls. Adapters are made again
+        on the new weights. Tokenizer and sampling defaults stay. `plan` and `report` are then those of the new weights.
+
+        Raises what the constructor raises, PlanError LM-UPDATE-MODEL or LM-UPDATE-DTYPE for weights of another model or type,
+        ResourceError LM-MEMORY-FIT when there is no room for a second set, and UsageError LM-UPDATE-BUSY during another update.
+        Whatever it raises, the old weights go on answering with the same bits; only WorkerError about a rank that died or
+        fell silent ends the engine, as in any call.
+        """
+        with self._updates.alone():
+            self._check_awake()
+            merged = self._adapters if self.manager.merged else ()
+            update = self._updates.load(path, self._plan.data, merged, self._promised)
+            self._between_calls(partial(self._swap, update))
+            self._plan, self._report = Plan(update.plan), update.report
+            if line := overflow_notice(update.report.ranks, update.plan.dtype):
+                self._observe(Notice(rank=HOST_RANK, text=line))
+
     def close(self) -> None:
-        """End the workers and release their memory. Safe to call twice."""
+        """End the workers and release their memory. Safe to call twice. An update that runs is broken off."""
+        self._updates.close()
         if self._manager is not None:
             self._manager.close()
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
         self._executor.stop()
         self._meeting_file.clear()
 
@@ -293,8 +325,45 @@ class Engine:
         except IntegrityError as error:
             if error.code != "LM-TIE-DIFFERS":
                 raise
-        self.close()
+        self._end_ranks()
         return self._load(msgspec.structs.replace(settings, untie=True))
+
+    @contextmanager
+    def _planner(self) -> Iterator[Executor]:
+        """Yield what plans while the model runs.
+
+        Where ranks are processes it has a server of its own, so that calls go on. In this process it takes turns with them:
+        modelling code changes settings of the whole process while a planner looks at it.
+        """
+        if not self._factory.separate_processes:
+            with self._turn():
+                yield self._executor
+            return
+        planner = self._factory.create(
+            preload=modules_for(self._host, self._record, self._index.config), on_event=self._observe
+        )
+        try:
+            yield planner
+        finally:
+            planner.stop()
+
+    def _promised(self) -> int:
+        """Return the bytes of free memory that belong to something already."""
+        return 0
+
+    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> None:
+        """Change weights while no request is under way."""
+        swap()
+
+    def _check_awake(self) -> None:
+        """Raise UsageError when nothing can be computed for now."""
+
+    def _swap(self, update: Update) -> dict[int, str]:
+        """Change to new weights and make the live adapters on them again. Returns those that cannot be, with the error."""
+        with self._turn():
+            update.swap(self._call)
+            self.manager.forget()
+            return self.manager.bring_back(self._ask_ranks)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         """Refuse a plan that does not fit into `available` bytes, before anything is reserved."""
@@ -344,6 +413,20 @@ class Engine:
             yield
         finally:
             self._lock.release()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Take a turn to compute something."""
+        with self._turn():
+            self._check_awake()
+            yield
+
+    def _call_in_turn(self, op: str, body: bytes | Sequence[bytes]) -> list[Result]:
+        with self._turn():
+            return self._call(op, body)
+
+    def _call(self, op: str, body: bytes | Sequence[bytes]) -> list[Result]:
+        return self._executor.call(op, body, timeout=STEP_TIMEOUT)
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:

@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from loadmaster.control_groups import OWN, ROOT, memory_limits
+
 PACKAGES: Final = (
     "loadmaster",
     "torch",
@@ -75,14 +77,9 @@ def loadmaster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: "(set)" if name.endswith("_KEY") else environ[name] for name in names}
 
 
-def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory limit in bytes that the control group sets for this process's container, or None."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        value = _text(root / name).strip()
-        # Version 1 of control groups says "no limit" with a number close to 2**63.
-        if value.isdecimal() and int(value) < 1 << 60:
-            return int(value)
-    return None
+def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the lowest memory limit in bytes that control groups set for this process, or None."""
+    return min((limit.nbytes for limit in memory_limits(root, own)), default=None)
 
 
 def processor(proc: Path = Path("/proc/cpuinfo")) -> str:

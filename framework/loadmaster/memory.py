@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from loadmaster.machine import memory_limit
+from loadmaster.control_groups import OWN, ROOT, memory_limits
+from loadmaster.remedies import narrower
 from loadmaster_hookspecs.errors import ResourceError
 from loadmaster_hookspecs.plan import LoadPlan
-
-CGROUP: Final = Path("/sys/fs/cgroup")
-
-_RECLAIMABLE: Final = ("inactive_file", "active_file")
-"""Page cache in `memory.stat`: it counts as used by the group, but the kernel gives it up when memory is needed."""
 
 
 class Available(NamedTuple):
@@ -40,11 +36,10 @@ class Available(NamedTuple):
         )
 
 
-def available_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> int:
-    """Return the bytes that processes of this container can still take: the node's free memory, or what its limit leaves."""
+def available_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = ROOT, own: Path = OWN) -> int:
+    """Return the bytes that processes of this container can still take: the node's free memory, or what a limit leaves."""
     node = _fields(proc).get("MemAvailable", 0) * 1024
-    limit = memory_limit(cgroup)
-    return node if limit is None else max(0, min(node, limit - _used(cgroup)))
+    return max(0, min([node, *(limit.nbytes - limit.used for limit in memory_limits(cgroup, own))]))
 
 
 def paging_notice(plan: LoadPlan, available: int) -> str:
@@ -62,10 +57,19 @@ def paging_notice(plan: LoadPlan, available: int) -> str:
     )
 
 
+def weight_bytes(plan: LoadPlan) -> int:
+    """Return what the weights take in memory of all ranks' own, those of adapters included; mapped ones are not."""
+    return sum(rank.bytes for part in (plan.ranks, *(adapter.ranks for adapter in plan.adapters)) for rank in part)
+
+
+def scratch_bytes(plan: LoadPlan) -> int:
+    """Return what a load takes for a while, over all ranks."""
+    return sum(rank.staging + rank.scratch for rank in plan.ranks)
+
+
 def check_fit(plan: LoadPlan, available: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT, with the sum and the remedy, when the ranks of one node need more than `available`."""
-    weights = sum(rank.bytes for part in (plan.ranks, *(adapter.ranks for adapter in plan.adapters)) for rank in part)
-    scratch = sum(rank.staging + rank.scratch for rank in plan.ranks)
+    weights, scratch = weight_bytes(plan), scratch_bytes(plan)
     if weights + scratch <= available:
         return
     raise ResourceError(
@@ -73,21 +77,8 @@ def check_fit(plan: LoadPlan, available: int) -> None:
         f"the model does not fit: {(weights + scratch) / 1e9:.2f} GB needed, {available / 1e9:.2f} GB available",
         where={"ranks": len(plan.ranks), "device": plan.settings.device},
         why=f"weights {weights / 1e9:.2f} GB + scratch {scratch / 1e9:.2f} GB on one node",
-        hints=["free memory or raise the container's limit", *_narrower(plan, available)],
+        hints=["free memory or raise the container's limit", *narrower(plan, available - scratch)],
     )
-
-
-def _narrower(plan: LoadPlan, available: int) -> list[str]:
-    """Return the remedy that would be enough: half the bytes per element."""
-    weights = sum(rank.bytes for rank in plan.ranks if not rank.packed)
-    return ["use --dtype bfloat16"] if plan.dtype == "F32" and 0 < weights / 2 <= available else []
-
-
-def _used(cgroup: Path) -> int:
-    """Return what the control group uses and could not give back."""
-    current = _number(cgroup / "memory.current") or _number(cgroup / "memory/memory.usage_in_bytes")
-    stat = _fields(cgroup / "memory.stat") or _fields(cgroup / "memory/memory.stat")
-    return current - sum(stat.get(name, 0) for name in _RECLAIMABLE)
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -96,11 +87,3 @@ def _fields(path: Path) -> dict[str, int]:
         return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
     except OSError:
         return {}
-
-
-def _number(path: Path) -> int:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdigit() else 0

@@ -140,7 +140,7 @@ def open_files(folder: Path) -> list[str]:
 
 
 def count_hooks(workers: Workers) -> int:
-    modules = [module for service in workers.services() for module in service._running.module.modules()]
+    modules = [module for service in workers.services() for module in service._loaded.model.module.modules()]
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import loadmaster as lm
 from loadmaster import memory
+from loadmaster.machine import memory_limit
 from tiny_models import make_model, save_model
 
 
@@ -32,6 +33,27 @@ def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     )
     assert memory.available_memory(**machine(tmp_path, available_kb=100, limit="800000", current=0, cache=10)) == 102_400
     assert memory.available_memory(**machine(tmp_path, available_kb=1000, limit="500", current=900, cache=10)) == 0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_of_nested_groups_counts(tmp_path: Path, version: int) -> None:
+    """A group without a limit of its own lies in one that has one, which other groups use too."""
+    own, root = tmp_path / "own", tmp_path / "root"
+    mount, limit, usage, prefix = (
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        if version == 1
+        else (root, "memory.max", "memory.current", "")
+    )
+    own.write_text("5:cpu:/other\n4:memory:/jobs/mine\n" if version == 1 else "0::/jobs/mine\n")
+    inner = mount / "jobs" / "mine"
+    inner.mkdir(parents=True)
+    for folder, value, used, cache in ((inner, 900_000, 100_000, 0), (inner.parent, 1_000_000, 800_000, 300_000)):
+        (folder / limit).write_text(f"{value}\n")
+        (folder / usage).write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\n{prefix}inactive_file {cache}\n{prefix}active_file 0\n")
+    (tmp_path / "meminfo").write_text("MemAvailable: 9999 kB\n")
+    assert memory.available_memory(tmp_path / "meminfo", root, own) == 1_000_000 - 500_000
+    assert memory_limit(root, own) == 900_000
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_reserved(

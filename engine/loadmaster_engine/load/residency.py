@@ -1,4 +1,4 @@
-"""Which parts of a mapped file are in memory already, as the kernel says."""
+"""Which parts of a mapping are in memory already, as the kernel says."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def absent(mapping: memoryview, start: int, stop: int, piece: int) -> Iterator[t
         if not resident[first : first + step].all():
             begin = start + first * PAGE
             yield begin, min(stop, begin + step * PAGE)
+
+
+def present(memory: memoryview) -> int:
+    """Return the bytes of anonymous memory, from the beginning of a page on, whose pages exist."""
+    return min(len(memory), int(_resident(memory, 0, len(memory)).sum()) * PAGE)
 
 
 def _resident(mapping: memoryview, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -192,6 +192,11 @@ class RankLoad:
         self._unshare()
         self._files.close()
 
+    def release(self) -> None:
+        """Close the files and let go of the arena: its memory goes with the last tensor that uses it."""
+        self.close()
+        self._arena = self._transfer = None
+
     @contextmanager
     def stage(self, name: Stage, nbytes: int = 0) -> Iterator[None]:
         """Time a stage and tell observers when it starts and ends."""

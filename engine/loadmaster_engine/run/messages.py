@@ -9,9 +9,11 @@ import msgspec
 from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.plan.exchange import Round, rounds
 from loadmaster_engine.plan.shares import FileRange, shares
+from loadmaster_engine.report import RankReport
 from loadmaster_engine.run.sampler import Sampling
+from loadmaster_hookspecs.errors import ErrorReport
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, PlanSettings
+from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, PlanSettings, RankPlan
 
 WORKER = "loadmaster_engine.run.service:worker_service"
 PLANNER = "loadmaster_engine.run.planning:planner_service"
@@ -52,6 +54,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Op `exchange`: read this rank's share of round `number`, and copy out of the round before it. Answered with nothing."""
 
     number: int
+
+
+class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank is with a second set of weights: the answer to every op on it, which none of them raises instead.
+
+    Ops: `shadow_begin` (with an Assignment), `shadow_state`, `shadow_adapt`, `shadow_try`, `shadow_drop` (again until it is not
+    `busy`). `shadow_swap`, which puts it in the place of the first set, is answered with nothing. `done` are bytes that were
+    moved, `report` is there when everything is verified.
+    """
+
+    busy: bool = False
+    done: int = 0
+    report: RankReport | None = None
+    error: ErrorReport | None = None
 
 
 class Meet(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +112,19 @@ def assign(plan: LoadPlan) -> list[bytes]:
         )
         for part, share, own in zip(plan.ranks, shares(plan), rounds(plan.ranks), strict=True)
     ]
+
+
+def assign_apart(plan: LoadPlan) -> list[bytes]:
+    """Return the encoded assignments for ranks that load without waiting for each other.
+
+    What one of them would read for all, each reads for itself: the same bytes reach the same places.
+    """
+    return assign(msgspec.structs.replace(plan, ranks=tuple(map(_alone, plan.ranks))))
+
+
+def _alone(part: RankPlan) -> RankPlan:
+    reads = (msgspec.structs.replace(op, via="overread") if op.via == "node_once" else op for op in part.reads)
+    return msgspec.structs.replace(part, reads=tuple(reads))
 
 
 def _of_rank(plan: LoadPlan, rank: int) -> tuple[AdapterPlan, ...]:

@@ -66,6 +66,12 @@ class ReserveKv(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to op `held`: the bytes of keys and values that take memory by now, of those that are reserved."""
+
+    nbytes: int
+
+
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """Op `sleep`: give back the memory of keys and values, and with `weights` that of the model. Answered with nothing."""
 

@@ -224,7 +224,8 @@ class AdapterManager:
 
         def call() -> Answer:
             if not entry.resident:
-                raise ResourceError("LM-ADAPTER-ASLEEP", "the engine fell asleep while an adapter was loaded")
+                why = "the engine fell asleep, or changed its weights"
+                raise ResourceError("LM-ADAPTER-ASLEEP", "an adapter did not arrive in time", why=why, hints=["load it again"])
             return self._ask(op, bodies)
 
         answer = self.reach.begin(call)

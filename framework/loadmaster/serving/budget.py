@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -25,11 +25,15 @@ GATHERED: Final = 2
 
 
 class KvPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The reservation for keys and values: `blocks` per rank, `nbytes` over all ranks, and the longest context."""
+    """The reservation for keys and values: `blocks` per rank, `nbytes` over all ranks, and the longest context.
+
+    `activation` bytes over all ranks are what a step may take for a while.
+    """
 
     blocks: int
     nbytes: int
     max_model_len: int
+    activation: int = 0
     notices: tuple[str, ...] = ()
 
 
@@ -50,39 +54,6 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
     return ranks * (tokens * size * (shared + masks) + logits) + tokens * size * divided
 
 
-def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, adapters: int = 0) -> None:
-    """Raise ResourceError LM-MEMORY-FIT, before anything is read, when what serving needs at least exceeds `available` bytes.
-
-    Keys and values are estimated from the configuration: exact for attention without a latent. Temporary memory of the load is
-    given back before any of this is taken, and has been checked by itself. `adapters` is the memory for those, in bytes.
-    """
-    outline, ranks = plan.outline, len(plan.ranks)
-    weights = sum(rank.bytes for rank in plan.ranks)
-    token = 2 * max(outline.kv_heads, ranks) * outline.head_dim * outline.num_layers * itemsize(plan.dtype)
-    tokens = settings.block_size if settings.max_model_len == "auto" else settings.max_model_len
-    kv = tokens * token if settings.kv_bytes == "auto" else settings.kv_bytes
-    activation = activation_bound(outline, plan.dtype, ranks, settings, tokens)
-    share = 1 + GATHERED / outline.num_layers
-    usable = int(available * (1 - MARGIN))
-    need = weights + adapters + activation + int(kv * share)
-    if need <= usable:
-        return
-    fit = int(max(0, usable - weights - adapters - activation) / share) // token
-    raise ResourceError(
-        "LM-MEMORY-FIT",
-        f"the model does not fit: {_gb(need)} needed, {_gb(usable)} of {_gb(available)} can be used",
-        where={"ranks": ranks, "device": plan.settings.device},
-        why=f"weights {_gb(weights)} + adapters {_gb(adapters)} + activations {_gb(activation)} + keys and values {_gb(kv)}, "
-        f"{share - 1:.0%} of which is gathered at a time",
-        hints=[
-            *([f"max_model_len {fit} fits, with kv_bytes {fit * token}"] if fit >= settings.block_size else []),
-            *([f"adapter_bytes {adapters - (need - usable)} fits"] if adapters >= need - usable else []),
-            *(["use --dtype bfloat16"] if plan.dtype == "F32" and need / 2 <= usable else []),
-            "free memory or raise the container's limit",
-        ],
-    )
-
-
 def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0) -> KvPlan:
     """Return the reservation. `available` is the node's free memory in bytes, after the load; `adapters` stays free for those
     to come.
@@ -93,14 +64,17 @@ def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, a
     outline = plan.outline
     positions, why = _positions(outline, ranks)
     longest = positions if settings.max_model_len == "auto" else settings.max_model_len
+    block = _block_bytes(ranks, settings)
+    if settings.max_model_len == "auto" and settings.kv_bytes != "auto" and settings.kv_bytes >= block:
+        longest = min(longest, settings.kv_bytes // block * settings.block_size)
     for _ in range(2):  # a shorter context takes smaller masks, and is what comes of memory that is short
         activation = activation_bound(outline, plan.dtype, len(ranks), settings, longest)
         measured = sum(rank.activation for rank in ranks)
         fit = _fitting(ranks, settings, available, max(measured, activation) + adapters)
         longest = min(longest, max(fit, 1) * settings.block_size)
-    block = _block_bytes(ranks, settings)
-    blocks = _blocks(settings, positions, block, fit)
-    longest = _longest(settings, positions, why, blocks, block)
+    room = _Room(fit, settings.block_size, block, positions, devices=all(rank.free for rank in ranks))
+    blocks = _blocks(settings, room)
+    longest = _longest(settings, room._replace(blocks=blocks), why)
     reason = why if longest == positions else ", which is what fits" if settings.max_model_len == "auto" else ""
     notices = [
         f"{blocks} blocks of {settings.block_size} tokens, {_gb(blocks * block)} of keys and values; "
@@ -110,7 +84,13 @@ def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, a
         notices.append(
             f"a step of {settings.max_batch_tokens} tokens took {_gb(measured)}, more than its bound of {_gb(activation)}"
         )
-    return KvPlan(blocks=blocks, nbytes=blocks * block, max_model_len=longest, notices=tuple(notices))
+    return KvPlan(
+        blocks=blocks,
+        nbytes=blocks * block,
+        max_model_len=longest,
+        activation=max(measured, activation),
+        notices=tuple(notices),
+    )
 
 
 def _block_bytes(ranks: Sequence[Probed], settings: EngineSettings) -> int:
@@ -140,43 +120,56 @@ def _positions(outline: ModelOutline, ranks: Sequence[Probed]) -> tuple[int, str
     return positions, "" if outline.max_positions else ", because the configuration gives no number of positions"
 
 
-def _blocks(settings: EngineSettings, positions: int, block: int, fit: int) -> int:
-    size = settings.block_size
+class _Room(NamedTuple):
+    """What can be had: `blocks` of `size` tokens and `block` bytes over all ranks, for contexts of `positions` at most."""
+
+    blocks: int
+    size: int
+    block: int
+    positions: int
+    devices: bool
+
+
+def _blocks(settings: EngineSettings, room: _Room) -> int:
     if settings.kv_bytes != "auto":
-        blocks = settings.kv_bytes // block
-        if blocks > fit or not blocks:
-            raise _refused(f"kv_bytes {settings.kv_bytes}", fit, size, block)
+        blocks = settings.kv_bytes // room.block
+        if blocks > room.blocks or not blocks:
+            raise _refused(f"kv_bytes {settings.kv_bytes}", room)
         return blocks
+    positions = room.positions
     wanted = min(positions, positions if settings.max_model_len == "auto" else settings.max_model_len)
-    blocks = min(fit, settings.running * -(-wanted // size))
+    blocks = min(room.blocks, settings.running * -(-wanted // room.size))
     if not blocks:
-        raise _refused("a single block", fit, size, block)
+        raise _refused("a single block", room)
     return blocks
 
 
-def _longest(settings: EngineSettings, positions: int, why: str, blocks: int, block: int) -> int:
-    room = blocks * settings.block_size
+def _longest(settings: EngineSettings, room: _Room, why: str) -> int:
     if settings.max_model_len == "auto":
-        return min(positions, room)
-    if settings.max_model_len > positions:
+        return min(room.positions, room.blocks * room.size)
+    if settings.max_model_len > room.positions:
         raise ResourceError(
             "LM-SERVE-LENGTH",
             f"max_model_len {settings.max_model_len} is more than the model can do",
-            why=f"it has {positions} positions{why}",
-            hints=[f"max_model_len {positions} is the most"],
+            why=f"it has {room.positions} positions{why}",
+            hints=[f"max_model_len {room.positions} is the most"],
         )
-    if settings.max_model_len > room:
-        raise _refused(f"max_model_len {settings.max_model_len}", blocks, settings.block_size, block)
+    if settings.max_model_len > room.blocks * room.size:
+        raise _refused(f"max_model_len {settings.max_model_len}", room)
     return settings.max_model_len
 
 
-def _refused(what: str, fit: int, size: int, block: int) -> ResourceError:
+def _refused(what: str, room: _Room) -> ResourceError:
+    tokens, nbytes = room.blocks * room.size, room.blocks * room.block
     return ResourceError(
         "LM-MEMORY-KV",
-        f"{what} does not fit: there is room for {fit * size} tokens of keys and values",
-        why=f"{_gb(fit * block)} can be had for them; a block of {size} tokens takes {block} bytes over all ranks",
+        f"{what} does not fit: there is room for {tokens} tokens of keys and values",
+        why=f"{_gb(nbytes)} can be had for them; a block of {room.size} tokens takes {room.block} bytes over all ranks",
         hints=[
-            f"max_model_len {fit * size} or kv_bytes {fit * block} fit" if fit else "free memory, or use a narrower --dtype"
+            f"max_model_len {min(tokens, room.positions)} or kv_bytes {nbytes} fit"
+            if tokens
+            else "free memory, or use a narrower --dtype",
+            *(["a larger --tp divides weights, keys and values among more devices"] if room.devices else []),
         ],
     )
 

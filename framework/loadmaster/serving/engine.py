@@ -9,11 +9,12 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Self
 
 from loadmaster.adapters.faces import AsyncAdapters
 from loadmaster.completion import as_token_ids, check_prompts
+from loadmaster.engine import TURN_TIMEOUT
 from loadmaster.serving.adapter_calls import BetweenSteps
 from loadmaster.serving.answer import Answer
 from loadmaster.serving.loop import StepLoop
@@ -58,6 +59,7 @@ class AsyncEngine:
         )
         self._deliveries = _Deliveries()
         self._loop = StepLoop(Scheduler(self._kv.blocks, limits), self._model.step, self._deliveries.flush)
+        self._model.between_steps = self._with_lost_blocks
         self._numbers = itertools.count()
         self._stage = "serve"
         self._tokenizer = self._model.tokenizer_or_none()
@@ -157,11 +159,22 @@ class AsyncEngine:
         """
         await asyncio.wrap_future(self._loop.between_steps(self._wake_up))
 
+    async def update_weights(self, path: str | os.PathLike[str]) -> None:
+        """Let other weights of the same model take the place of those that run, as `loadmaster.Engine.update_weights` does.
+
+        Requests go on meanwhile. Those that run when the weights change keep their tokens so far, and go on with the new
+        weights, with keys and values computed again. An update goes on when the wait for it is cancelled.
+        """
+        await asyncio.to_thread(self._model.update_weights, path)
+
     async def drain(self, timeout: float) -> bool:
-        """Accept nothing new and wait for what runs, at most `timeout` seconds; return whether everything ended by itself."""
+        """Accept nothing new and wait for what runs, at most `timeout` seconds; return whether everything ended by itself.
+
+        Nothing ends while the engine is asleep: then this returns at once.
+        """
         self._stage = "drain"
         deadline = time.monotonic() + timeout
-        while not self._loop.idle and time.monotonic() < deadline:
+        while not self._loop.idle and not self._loop.asleep and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         return self._loop.idle
 
@@ -178,15 +191,26 @@ class AsyncEngine:
         await self.close()
 
     def _fall_asleep(self, level: int) -> None:
+        self._model.sleep(weights=level == 2)
         self._loop.scheduler.lose_blocks()
         self._loop.asleep = True
-        self._model.sleep(weights=level == 2)
 
     def _wake_up(self) -> None:
         if self._loop.asleep:
             for number, error in self._model.wake().items():
                 self._loop.fail_adapter(number, error)
             self._loop.asleep = False
+
+    def _with_lost_blocks(self, swap: Callable[[], dict[int, str]]) -> None:
+        """Change weights between two steps: computed keys and values are of no use then."""
+
+        def work() -> None:
+            lost = swap()
+            self._loop.scheduler.lose_blocks()
+            for number, error in lost.items():
+                self._loop.fail_adapter(number, error)
+
+        self._loop.between_steps(work).result(timeout=TURN_TIMEOUT)
 
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if len(ids) >= self.max_model_len:

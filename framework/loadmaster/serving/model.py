@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,11 +12,12 @@ from loadmaster import memory
 from loadmaster.adapters.moving import Answer
 from loadmaster.bringup import bring_up
 from loadmaster.engine import STEP_TIMEOUT, Engine
-from loadmaster.serving.budget import KvPlan, check_plan, plan_kv
+from loadmaster.serving.budget import KvPlan, plan_kv
+from loadmaster.serving.fit import check_plan
 from loadmaster.serving.settings import EngineSettings
 from loadmaster.serving.tuned import with_tuned
 from loadmaster_engine.run.messages import decode, encode
-from loadmaster_engine.serve.messages import Probe, Probed, ReserveKv, Sleep
+from loadmaster_engine.serve.messages import Held, Probe, Probed, ReserveKv, Sleep
 from loadmaster_hookspecs.errors import ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Notice
 from loadmaster_hookspecs.models import Tokenizer
@@ -30,12 +31,15 @@ class ServedModel(Engine):
     """An engine whose ranks answer steps of many requests.
 
     After the load one step of the largest batch finds out what attention keeps per token and what the step takes for a while;
-    what is left of the memory becomes blocks. `kv` says how many.
+    what is left of the memory becomes blocks. `kv` says how many. `between_steps` changes weights, which makes computed keys
+    and values worthless; who schedules requests sets it.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, **options: Any) -> None:
         self._wanted = self._settings = settings
         self._forgot_weights = False
+        self._asleep = False
+        self.between_steps: Callable[[Callable[[], dict[int, str]]], None] = super()._between_calls
         limits = {"adapter_bytes": settings.adapter_bytes, "max_adapter_rank": settings.max_adapter_rank}
         super().__init__(path, **{**options, **limits})
         try:
@@ -71,8 +75,12 @@ class ServedModel(Engine):
         raise UsageError("LM-USAGE-ADAPTER", "a merged adapter stays while a model is served", hints=["use live mode"])
 
     def sleep(self, *, weights: bool) -> None:
-        """Give back the memory of keys and values, and with `weights` that of the model."""
-        with self._turn():
+        """Give back the memory of keys and values, and with `weights` that of the model. Nothing is computed until `wake`.
+
+        Raises UsageError LM-UPDATE-BUSY while weights are updated.
+        """
+        with self._updates.alone(), self._turn():
+            self._asleep = True
             self._executor.call("sleep", encode(Sleep(weights=weights)), timeout=STEP_TIMEOUT)
             if weights:
                 self._forgot_weights = True
@@ -105,7 +113,20 @@ class ServedModel(Engine):
                 lost = self.manager.bring_back(self._ask_ranks)
             self._probe()
             self._reserve(self.kv)
+            self._asleep = False
         return lost
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise UsageError("LM-ENGINE-ASLEEP", "the engine is asleep and computes nothing", hints=["wake it first"])
+
+    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> None:
+        self.between_steps(swap)
+
+    def _promised(self) -> int:
+        """Return what was reserved for keys and values and has not been taken yet, and what a step takes for a while."""
+        held = sum(decode(result.body, Held).nbytes for result in self._call_in_turn("held", b""))
+        return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
         with self._turn():
@@ -121,7 +142,8 @@ class ServedModel(Engine):
             self._observe(Notice(rank=HOST_RANK, text=line))
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
-            check_plan(plan, self._settings, available, self._limits.budget(plan))
+            adapters, processes = self._limits.budget(plan), self._factory.separate_processes
+            check_plan(plan, self._settings, available, adapters=adapters, processes=processes)
 
     def _reserve_kv(self) -> KvPlan:
         free = self.manager.reserved

@@ -12,6 +12,7 @@ import loadmaster as lm
 from loadmaster import memory
 from loadmaster.serving import AsyncEngine, EngineSettings
 from loadmaster.serving.budget import MARGIN, activation_bound, plan_kv
+from loadmaster.serving.fit import check_plan
 from loadmaster_engine.serve.messages import Probed
 from loadmaster_hookspecs.kv import KvLayer, KvLayout
 from loadmaster_hookspecs.plan import LoadPlan
@@ -101,6 +102,41 @@ def test_wishes_that_do_not_fit_are_refused_with_what_does(plan: LoadPlan, value
     words = caught.value.hints[0].replace(",", "").split()
     fitting = EngineSettings(max_model_len=min(128, int(words[1])), kv_bytes=int(words[4]))
     assert plan_kv(plan, [probed()], fitting, 50_000_000).blocks
+
+
+def refused(plan: LoadPlan, settings: EngineSettings, available: int) -> tuple[str, ...]:
+    with pytest.raises(lm.ResourceError) as caught:
+        check_plan(plan, settings, available, processes=False)
+    assert caught.value.code == "LM-MEMORY-FIT"
+    return caught.value.hints
+
+
+def test_remedies_are_named_that_are_enough(folder: Path) -> None:
+    """A narrower type, a quantised variant where that is not enough, fewer ranks where these share a node."""
+    settings = EngineSettings(max_batch_tokens=16, max_running=2, max_model_len=16)
+    wide, narrow, many = (
+        lm.plan(folder, read_mode="direct", dtype=dtype, tensor_parallel=ranks).data
+        for dtype, ranks in (("float32", 1), ("bfloat16", 1), ("bfloat16", 4))
+    )
+
+    def least(plan: LoadPlan) -> int:
+        """Return the fewest bytes that are enough."""
+        return next(free for free in range(1_000_000, 100_000_000, 10_000) if fits(plan, settings, free))
+
+    nbytes = sum(rank.bytes for rank in wide.ranks)
+    assert "use --dtype bfloat16" in refused(wide, settings, least(wide) - nbytes // 4)
+    assert not any("--dtype" in hint for hint in refused(wide, settings, least(wide) - nbytes // 2 - 100_000))
+    assert any("4-bit weights would fit" in hint for hint in refused(narrow, settings, least(narrow) - nbytes // 8))
+    assert not any("4-bit" in hint for hint in refused(narrow, settings, least(narrow) - nbytes // 2))
+    assert "--tp 2 fits: more ranks do not divide a node's memory" in refused(many, settings, least(many) - 10_000)
+
+
+def fits(plan: LoadPlan, settings: EngineSettings, available: int) -> bool:
+    try:
+        check_plan(plan, settings, available, processes=False)
+    except lm.ResourceError:
+        return False
+    return True
 
 
 def test_an_engine_that_does_not_fit_is_refused_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

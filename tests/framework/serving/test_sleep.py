@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,36 @@ def test_memory_that_is_gone_leaves_the_engine_asleep(folder: Path, monkeypatch:
             assert await answer(engine) == expected
             with pytest.raises(lm.UsageError, match="LM-USAGE-SLEEP"):
                 await engine.sleep(3)  # type: ignore[arg-type]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_cannot_be_done_asleep_is_refused_and_changes_nothing(folder: Path, level: Any) -> None:
+    async def scene() -> None:
+        async with await AsyncEngine.open(folder, settings=SETTINGS, tensor_parallel=2, executor="inline") as engine:
+            expected = await answer(engine)
+            await engine.sleep(level)
+            for call in (engine.model.logits, lambda ids: engine.model.generate([ids])):
+                with pytest.raises(lm.UsageError, match="LM-ENGINE-ASLEEP"):
+                    call(IDS)
+            await engine.wake()
+            assert await answer(engine) == expected
+
+    asyncio.run(scene())
+
+
+def test_draining_asleep_returns_at_once_and_closing_ends_who_waits(folder: Path) -> None:
+    async def scene() -> None:
+        engine = await AsyncEngine.open(folder, settings=SETTINGS)
+        await engine.sleep(1)
+        waiting = asyncio.create_task(answer(engine))
+        await asyncio.sleep(0)
+        begin = time.monotonic()
+        assert not await engine.drain(60.0)
+        await engine.close()
+        assert time.monotonic() - begin < 30.0
+        assert await waiting == ([], [])
 
     asyncio.run(scene())
 

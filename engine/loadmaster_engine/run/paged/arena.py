@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadmaster_engine.load.pages import anonymous
+from loadmaster_engine.load.residency import present
 from loadmaster_hookspecs.dtypes import TORCH_NAMES, itemsize
 from loadmaster_hookspecs.errors import ResourceError
 from loadmaster_hookspecs.kv import KvLayout
@@ -29,7 +30,8 @@ class KvArena:
         slots = blocks * block_size
         self.nbytes = slots * layout.elements * itemsize(layout.dtype)
         dtype = getattr(torch, TORCH_NAMES[layout.dtype])
-        flat = _memory(self.nbytes, device, rank).view(dtype)
+        self._memory = _memory(self.nbytes, device, rank)
+        flat = self._memory.view(dtype)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         offset = 0
         for layer in layout.layers:
@@ -39,6 +41,11 @@ class KvArena:
                 pair.append(flat[offset : offset + count].view(slots, layer.heads, width))
                 offset += count
             self.layers.append((pair[0], pair[1]))
+
+    @property
+    def held(self) -> int:
+        """Bytes whose pages have been written, and so taken from the machine; on a device all of them are from the start."""
+        return present(self._memory.numpy().data) if self._memory.device.type == "cpu" else self.nbytes
 
     def copy(self, source: int, target: int) -> None:
         """Copy one block's keys and values of all layers."""

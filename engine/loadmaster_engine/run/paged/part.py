@@ -57,6 +57,23 @@ class ServingPart:
         free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
         return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free)))
 
+    def take_over(self, other: ServingPart) -> bool:
+        """Take the keys' and values' memory of another part, and return whether this model keeps the same in it.
+
+        Runs one token, so all ranks do this at once.
+        """
+        import torch
+
+        with torch.inference_mode(), self._adapters.probing():
+            self._layout = self._model.kv_layout(1)
+        self._arena = other._arena
+        return other._layout is None or other._layout == self._layout
+
+    @property
+    def held(self) -> int:
+        """Bytes of the reservation that take memory by now."""
+        return 0 if self._arena is None else self._arena.held
+
     def reserve(self, body: bytes) -> Result:
         """Answer ReserveKv. An earlier reservation is given back first."""
         asked = decode(body, ReserveKv)
