@@ -31,6 +31,9 @@ def test_the_life_of_an_adapter(world: World, ranks: int, tmp_path: Path) -> Non
     made = adapt(world.model, tmp_path / "made", r=3)
     given = {"attention": world.adapters["attention"]}
     with lm.Engine(world.model, tensor_parallel=ranks, executor="inline", adapters=given) as engine:
+        assert sum(rank.bytes_adapters for rank in engine.report.ranks) == engine.adapters.list()[0].nbytes
+        assert all(rank.seconds["load"] > rank.seconds["adapters"] > 0 for rank in engine.report.ranks)
+        assert " adapter_bytes=" in str(engine.report)
         info = engine.adapters.load("made", made.adapter)
         assert engine.adapters.load("made", str(made.adapter)) == info
         assert relative_error(engine.logits(IDS, adapter="made"), made.logits) < TOLERANCE
