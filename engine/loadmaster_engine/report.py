@@ -14,8 +14,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     of the node takes as well (served by the page cache). Of `bytes_read`, `bytes_by_call` went through read calls,
     `bytes_mapped` were copied out of the shared mapping, and `bytes_viewed` were not copied at all: parameters are views of
     them in the mapping. Where one rank reads for others, `bytes_by_call` counts what it read, for whomever, so that only the
-    sums over all ranks agree. `bytes_adapters` is what live adapters of the plan hold, in arenas of their own. `seconds` has the
-    wall time per stage; that of reading adapters is `adapters`, a part of `load`, and their files are in no other count.
+    sums over all ranks agree. `bytes_adapters` is what live adapters of the plan hold, in arenas of their own. `seconds` has
+    the wall time per stage; that of reading adapters is `adapters`, a part of `load`, and their files are in no other count.
     `peak_rss` is the process's peak resident memory in bytes, shared file pages included. `counters` holds what transforms
     counted, for example `overflow`.
     """
