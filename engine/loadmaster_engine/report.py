@@ -14,8 +14,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     of the node takes as well (served by the page cache). Of `bytes_read`, `bytes_by_call` went through read calls,
     `bytes_mapped` were copied out of the shared mapping, and `bytes_viewed` were not copied at all: parameters are views of
     them in the mapping. Where one rank reads for others, `bytes_by_call` counts what it read, for whomever, so that only the
-    sums over all ranks agree. `seconds` has the wall time per stage. `peak_rss` is the process's peak resident memory in
-    bytes, shared file pages included. `counters` holds what transforms counted, for example `overflow`.
+    sums over all ranks agree. `bytes_adapters` is what live adapters of the plan hold, in arenas of their own. `seconds` has
+    the wall time per stage; that of reading adapters is `adapters`, a part of `load`, and their files are in no other count.
+    `peak_rss` is the process's peak resident memory in bytes, shared file pages included. `counters` holds what transforms
+    counted, for example `overflow`.
     """
 
     rank: int
@@ -27,6 +29,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_mapped: int
     bytes_viewed: int = 0
     bytes_arena: int
+    bytes_adapters: int = 0
     peak_rss: int
     counters: dict[str, int] = {}
 
@@ -34,9 +37,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return one parseable line of `key=value` pairs: rank, bytes, seconds, MB/s and peak RSS."""
         load = self.seconds.get("load", 0.0)
         rate = self.bytes_read / load / 1e6 if load else 0.0
+        adapters = f" adapter_bytes={self.bytes_adapters}" if self.bytes_adapters else ""
         return (
             f"loadmaster rank={self.rank} bytes={self.bytes_read} seconds={load:.3f} "
-            f"mb_per_s={rate:.1f} peak_rss_mb={self.peak_rss / 1e6:.1f}"
+            f"mb_per_s={rate:.1f} peak_rss_mb={self.peak_rss / 1e6:.1f}{adapters}"
         )
 
 

@@ -376,14 +376,12 @@ class Engine:
         """Return what lets adapters come and go, with those of the plan."""
         base = PlanRequest(index=self._index, settings=plan.settings)
         planning = AdapterPlanning(self._factory, self._record, base, self._turn, self._notice)
-        manager = AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
-        manager.begin(plan)
-        return manager
+        return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
 
     @contextmanager
     def _using(self, adapter: str | None) -> Iterator[Use]:
         """Hold an adapter for a call. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
-        use = BASE if adapter is None else self.manager.use(adapter)
+        use = BASE if adapter is None else self.manager.residence.use(adapter)
         try:
             yield use
         finally:

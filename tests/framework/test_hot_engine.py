@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import loadmaster as lm
 from hot_adapters import TOKENS, World, make_world
+from loadmaster.adapters import moving, residence
 from peft_adapters import TOLERANCE, adapt
 from tiny_models import IDS, make_model, relative_error, save_model
 
@@ -31,6 +34,9 @@ def test_the_life_of_an_adapter(world: World, ranks: int, tmp_path: Path) -> Non
     made = adapt(world.model, tmp_path / "made", r=3)
     given = {"attention": world.adapters["attention"]}
     with lm.Engine(world.model, tensor_parallel=ranks, executor="inline", adapters=given) as engine:
+        assert sum(rank.bytes_adapters for rank in engine.report.ranks) == engine.adapters.list()[0].nbytes
+        assert all(rank.seconds["load"] > rank.seconds["adapters"] > 0 for rank in engine.report.ranks)
+        assert " adapter_bytes=" in str(engine.report)
         info = engine.adapters.load("made", made.adapter)
         assert engine.adapters.load("made", str(made.adapter)) == info
         assert relative_error(engine.logits(IDS, adapter="made"), made.logits) < TOLERANCE
@@ -63,6 +69,26 @@ def test_threads_answer_while_adapters_come_and_go(world: World) -> None:
             engine.adapters.unload("it")
         stop.set()
         assert all(each == world.expected[""] for job in jobs for each in job.result(60))
+
+
+def test_files_that_change_while_they_are_read_are_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(world.adapters["attention"], tmp_path / "changing")
+    file = folder / "adapter_model.safetensors"
+
+    def bring_in_and_change(*args: Any) -> None:
+        moving.bring_in(*args)
+        file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\0")
+
+    with lm.Engine(world.model) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(residence, "bring_in", bring_in_and_change)
+            with pytest.raises(lm.IntegrityError, match="LM-ADAPTER-CHANGED"):
+                engine.adapters.load("it", folder)
+        assert engine.adapters.list() == ()
+        engine.adapters.load("it", folder)
+        assert answer(engine) == world.expected[""]
 
 
 @pytest.mark.parametrize("base", ["gptq-4b-g64-asym-act", "awq-4b-g64"])

@@ -44,6 +44,7 @@ class RankLoad:
         self._rank = plan.ranks[part]
         self._ranks = plan.settings.tensor_parallel
         self._adapters = [msgspec.structs.replace(adapter, ranks=(adapter.ranks[part],)) for adapter in plan.adapters]
+        self._live = plan.settings.adapter_mode == "live"
         self.adapters: tuple[AdapterLoad, ...] = ()
         self._device = device
         self._dtype = plan.dtype
@@ -101,7 +102,7 @@ class RankLoad:
             transfer.run(self._throttled())
             self.arena.settle()
             self._files.close()
-            self.adapters = tuple(load_adapter(self._host, adapter, self._device) for adapter in self._adapters)
+            self._load_adapters()
             self._count_io(before)
         if transfer.moved != self._rank.bytes_planned:
             raise IntegrityError(
@@ -110,6 +111,12 @@ class RankLoad:
                 where={"rank": self._rank.rank},
                 why=f"{self._rank.bytes_planned} planned, {transfer.moved} read",
             )
+
+    def _load_adapters(self) -> None:
+        begin = time.perf_counter()
+        self.adapters = tuple(load_adapter(self._host, adapter, self._device) for adapter in self._adapters)
+        if self.adapters:
+            self._seconds["adapters"] = time.perf_counter() - begin
 
     def replay(self, parameters: Collection[str]) -> None:
         """Read the model's own bytes of some parameters again, to where they lie in the arena.
@@ -176,6 +183,7 @@ class RankLoad:
             bytes_mapped=self._files.mapped,
             bytes_viewed=self._transfer.viewed if self._transfer else 0,
             bytes_arena=self._rank.bytes,
+            bytes_adapters=sum(adapter.ranks[0].bytes for adapter in self._adapters) if self._live else 0,
             peak_rss=peak_rss(),
             counters={**counters, **self._counters},
         )

@@ -33,7 +33,7 @@ def content_digest(host: PluginHost, uri: str, files: Sequence[FileRef]) -> str:
                 offset += count
         except OSError as error:
             where = {"source": uri, "file": name}
-            raise IntegrityError("LM-FILE-READ", "a file cannot be read", where=where, why=str(error)) from error
+            raise IntegrityError("LM-FILE-UNREADABLE", "a file cannot be read", where=where, why=str(error)) from error
         finally:
             reader.close()
     return digest.hexdigest()

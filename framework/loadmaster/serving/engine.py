@@ -64,7 +64,7 @@ class AsyncEngine:
         self._stage = "serve"
         self._tokenizer = self._model.tokenizer_or_none()
         self._adapters = AsyncAdapters(self._model.manager)
-        self._model.manager.reach = BetweenSteps(self._loop)
+        self._model.manager.residence.reach = BetweenSteps(self._loop)
         self._loop.start()
 
     @classmethod
@@ -102,7 +102,7 @@ class AsyncEngine:
         check_params(params)
         check_prompts([ids], self._model.plan.data.outline)
         self._check(ids, params)
-        use = self._model.manager.use(adapter)
+        use = self._model.manager.residence.use(adapter)
         try:
             wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids, use.number, use.key)
             sequence = Running(next(self._numbers), ids, wish, self.settings.block_size)

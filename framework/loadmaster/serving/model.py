@@ -93,8 +93,8 @@ class ServedModel(Engine):
         ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
         plan = self.plan.data
-        weights = self.manager.forgotten
-        weights += sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) if self._forgot_weights else 0
+        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) + self.manager.nbytes
+        weights = weights if self._forgot_weights else 0
         available = memory.available_memory()
         if plan.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(

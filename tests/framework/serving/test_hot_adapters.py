@@ -240,5 +240,23 @@ def test_merged_engines_refuse_by_name(world: World) -> None:
             for call in (engine.adapters.load("x", str(world.adapters["dora"])), engine.adapters.unload("mine")):
                 with pytest.raises(lm.UsageError, match="LM-ADAPTER-MODE"):
                     await call
+            await engine.sleep(2)
+            await engine.wake()
+            assert await tokens(engine, "mine") == world.expected["attention"]
+
+    asyncio.run(scene())
+
+
+def test_closing_ends_a_load_that_is_under_way(world: World) -> None:
+    async def scene() -> None:
+        engine = await opened(world)
+        loads = [asyncio.create_task(engine.adapters.load(name, str(path))) for name, path in world.adapters.items()]
+        await asyncio.sleep(0.02)
+        await asyncio.wait_for(engine.close(), 30)
+        outcomes = await asyncio.wait_for(asyncio.gather(*loads, return_exceptions=True), 10)
+        assert isinstance(outcomes[-1], lm.LoadmasterError)
+        assert all(getattr(outcome, "code", "LM-ENGINE").startswith("LM-ENGINE") for outcome in outcomes)
+        with pytest.raises(lm.ResourceError, match="closing"):
+            await engine.adapters.load("late", str(world.adapters["dora"]))
 
     asyncio.run(scene())
