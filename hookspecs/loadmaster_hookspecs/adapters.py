@@ -141,7 +141,7 @@ InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and returns the one that is used in its place, of the same shape."""
 
 
-Forward = Callable[..., Any]
+ForwardChange = Callable[..., Any]
 """Takes all that a module is called with, and returns what the module would, before ranks put their results together."""
 
 
@@ -155,7 +155,7 @@ class LiveChange(NamedTuple):
 
     result: ResultChange | None = None
     input: InputChange | None = None
-    forward: Forward | None = None
+    forward: ForwardChange | None = None
 
 
 MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]
