@@ -41,7 +41,8 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
 
     Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
     Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
-    `quantised` layer is not among them. `head` marks the output head. `stacked` has the matrices of the checkpoint that the
+    `quantised` layer is not among them; `packed` has the shapes of stacks that are quantised. `head` marks the output head.
+    `stacked` has the matrices of the checkpoint that the
     module's stacks are made of, by the paths that they have there as layers of their own (`mlp.experts.3.up_proj`).
     """
 
@@ -52,6 +53,7 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, tuple[int, ...]] = {}
     quantised: bool = False
     head: bool = False
+    packed: dict[str, tuple[int, ...]] = {}
     stacked: dict[str, StackedMatrix] = {}
 
 
@@ -139,7 +141,7 @@ InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and returns the one that is used in its place, of the same shape."""
 
 
-Forward = Callable[..., Any]
+ForwardChange = Callable[..., Any]
 """Takes all that a module is called with, and returns what the module would, before ranks put their results together."""
 
 
@@ -153,7 +155,7 @@ class LiveChange(NamedTuple):
 
     result: ResultChange | None = None
     input: InputChange | None = None
-    forward: Forward | None = None
+    forward: ForwardChange | None = None
 
 
 MergeChange = Callable[[int, int, "torch.Tensor"], "torch.Tensor"]

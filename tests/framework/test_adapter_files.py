@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,19 @@ def test_pickled_adapters_give_pefts_logits(dora: bool, tmp_path: Path) -> None:
     assert plan.data.adapters[0].format == "torch-zip"
     assert len(plan.data.adapters[0].ledger.used) == plan.data.adapters[0].ledger.tensors
     check(made, (1, 2))
+
+
+def test_the_host_reads_a_pickle_without_torch(tmp_path: Path) -> None:
+    made = pickled(make_adapter(tmp_path))
+    code = f"""
+import sys
+from loadmaster.cli.program import run
+
+assert run(["inspect", {str(made.adapter)!r}]) == 0
+print([name for name in ("torch", "peft") if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout.endswith("[]\n"), ended.stdout + ended.stderr
 
 
 def test_a_pickle_beside_safetensors_is_left_out_and_said(tmp_path: Path) -> None:

@@ -84,6 +84,20 @@ def test_dora_on_quantised_bases(scheme: Scheme, kernel: str, ranks: tuple[int, 
     check(made, ranks, ("live",), kernel=kernel)
 
 
+@pytest.mark.parametrize("stacks", [["experts.gate_up_proj", "experts.down_proj"], []])
+def test_quantised_experts(stacks: list[str], tmp_path: Path) -> None:
+    """One expert's matrix is decoded at a time, as without an adapter, and its pair is added to the result."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    packed = tmp_path / "packed"
+    model = write_quantised(packed, Scheme(order=True), "qwen3_moe", chosen=lambda name: ".experts." in name, **sizes)
+    targets = [] if stacks else ["gate_proj", "up_proj", "down_proj"]
+    made = adapt(model, tmp_path / "adapter", target_modules=targets, target_parameters=stacks or None)._replace(model=packed)
+    check(made, (1, 2, 3), ("live",))
+    with pytest.raises(lm.PlanError) as caught:
+        lm.plan(packed, adapters={"it": made.adapter}, adapter_mode="merged")
+    assert caught.value.code == "LM-ADAPTER-MERGE"
+
+
 @pytest.mark.parametrize("name", ["gptq-4b-g64-asym-act", "awq-4b-g64"])
 def test_live_on_real_quantised_files(name: str, tmp_path: Path) -> None:
     """Against the dequantised weights as a plain model, with peft's adapter on top."""

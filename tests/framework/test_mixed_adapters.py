@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 
 from adapter_workers import Piece, Workers
-from family_census import random_model
 from loadmaster_engine.run.adapters import axes
 from loadmaster_hookspecs.adapters import Replacement
 from loadmaster_hookspecs.errors import LoadmasterError
@@ -167,14 +166,3 @@ def test_what_cannot_be_told_apart_by_token_is_refused_by_name(path: str, why: s
         assert why in state.error.why
         workers.close(1)
         workers.step(Piece(0, IDS))
-
-
-def test_experts_that_are_given_all_tokens_each_are_refused_by_name(tmp_path: Path) -> None:
-    model = save_model(random_model("llama4_text", vocab_size=250), tmp_path / "model")
-    stacks = ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]
-    made = adapt(model, tmp_path / "adapter", target_modules=[], target_parameters=stacks)
-    with Workers(model) as workers:
-        (state,) = workers.open(1, workers.plan(made.adapter))
-        assert state.error is not None
-        assert state.error.code == "LM-ADAPTER-ALONE"
-        assert "more rows than there are tokens" in state.error.why

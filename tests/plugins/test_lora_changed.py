@@ -28,7 +28,8 @@ def test_one_matrix_is_used_without_its_sum(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.allclose(torch.nn.functional.linear(x, one), x @ expected.T, atol=1e-5)
         assert torch.allclose(torch.nn.functional.linear(x, one, bias), x @ expected.T + bias, atol=1e-5)
         assert torch.allclose(y @ one, y @ expected, atol=1e-5)
-    assert torch.allclose(torch.bmm(y.expand(3, 6, 5), changed), torch.bmm(y.expand(3, 6, 5), plain), atol=1e-5)
+    all_at_once = torch.bmm(y.expand(3, 6, 5), changed)  # type: ignore[call-overload]
+    assert torch.allclose(all_at_once, torch.bmm(y.expand(3, 6, 5), plain), atol=1e-5)
     assert (changed.shape, changed[0].shape) == ((3, 5, 4), (5, 4))
 
 

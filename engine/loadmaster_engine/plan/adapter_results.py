@@ -76,7 +76,8 @@ def _check_part(part: AdapterPart, modules: Mapping[str, AdapterModule]) -> None
 def _axes(module: AdapterModule) -> set[str]:
     """Return the axes of a module that tensors of adapters can run along: its sides, and dimensions of its parameters."""
     sides = {"in", "out"} if module.out_features else set()
-    return sides | {f"{name}.{dim}" for name, shape in module.parameters.items() for dim in range(len(shape))}
+    shapes = module.parameters | module.packed
+    return sides | {f"{name}.{dim}" for name, shape in shapes.items() for dim in range(len(shape))}
 
 
 def _check_replacement(replacement: Replacement, modules: Mapping[str, AdapterModule]) -> None:

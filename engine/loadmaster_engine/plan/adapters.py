@@ -36,25 +36,30 @@ class Claimed(NamedTuple):
 
 
 class PlacedBase(NamedTuple):
-    """What adapters need to know of the planned model: `placements` has one row of modules per rank."""
+    """What adapters need to know of the planned model: `placements` has one row of modules per rank.
+
+    `plain` is the same model of plain weights alone, module by module.
+    """
 
     spec: ModelSpec
+    plain: ModelSpec
     placements: Sequence[Sequence[ModulePlacement]]
     dtype: str
     merged: bool
 
 
 def claim_adapters(
-    host: PluginHost, requests: Sequence[AdapterRequest], spec: ModelSpec, *, merged: bool
+    host: PluginHost, requests: Sequence[AdapterRequest], spec: ModelSpec, plain: ModelSpec, *, merged: bool
 ) -> tuple[Claimed, ...]:
-    """Let every adapter's kind say what it does to the model.
+    """Let every adapter's kind say what it does to the model; `plain` is the model without quantised weights.
 
     Raises what the kinds raise for adapters that do not fit, and UsageError or PlanError for what cannot be merged.
     """
     if merged and len(requests) > 1:
         names = ", ".join(request.name for request in requests)
         raise UsageError("LM-USAGE-ADAPTER", "only one adapter can be merged", why=f"given: {names}", hints=["use live mode"])
-    modules = [_shown(module, spec) for module in spec.modules] if requests else []
+    pairs = zip(spec.modules, plain.modules, strict=True) if requests else ()
+    modules = [_shown(module, whole, plain) for module, whole in pairs]
     claimed = []
     for request in requests:
         kind = host.adapter_kind(request.kind)
@@ -66,21 +71,28 @@ def claim_adapters(
     return tuple(claimed)
 
 
-def _shown(module: ModuleSpec, spec: ModelSpec) -> AdapterModule:
-    """Return a module as adapter kinds see it."""
+def _shown(module: ModuleSpec, whole: ModuleSpec, plain: ModelSpec) -> AdapterModule:
+    """Return a module as adapter kinds see it; `whole` is the same one in the model without quantised weights."""
     sides = _sides(module)
     quantised = module.kind == "linear" and all(tensor.name != "weight" for tensor in module.tensors)
-    plain = [tensor for tensor in module.tensors if "." not in tensor.name and (not quantised or tensor.name == "bias")]
+    own = [tensor for tensor in module.tensors if "." not in tensor.name and (not quantised or tensor.name == "bias")]
     return AdapterModule(
         path=module.path,
         kind=module.kind if sides or module.kind == "experts" else "other",
         in_features=module.axes[sides["in"]] if sides else 0,
         out_features=module.axes[sides["out"]] if sides else 0,
-        parameters={tensor.name: full_shape(module, tensor) for tensor in plain},
+        parameters={tensor.name: full_shape(module, tensor) for tensor in own},
+        packed=_packed(module, whole) if module.kind == "experts" else {},
         quantised=quantised,
         head=module.kind == "linear" and "vocab" in module.axes,
-        stacked=dict(_stacked(module, spec)) if module.kind == "experts" else {},
+        stacked=dict(_stacked(whole, plain)) if module.kind == "experts" else {},
     )
+
+
+def _packed(module: ModuleSpec, whole: ModuleSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the stacks in whose place a module has quantised tensors."""
+    own = {tensor.name for tensor in module.tensors}
+    return {tensor.name: full_shape(whole, tensor) for tensor in whole.tensors if tensor.name not in own}
 
 
 def _stacked(module: ModuleSpec, spec: ModelSpec) -> Iterator[tuple[str, StackedMatrix]]:
@@ -183,7 +195,7 @@ def _tensors(base: PlacedBase, index: CheckpointIndex, claim: AdapterClaim) -> l
 
     for part in claim.parts:
         number = numbers[part.path]
-        module = adapted(base.spec.modules[number], part)
+        module = adapted(base.spec.modules[number], base.plain.modules[number], part)
         for layout in module.tensors:
             placed = [_placed(layout, rank[number].placement, position) for position, rank in enumerate(base.placements)]
             dtype = layout.dtype or ("F32" if base.merged else base.dtype)
@@ -207,10 +219,13 @@ def _whole(stored: TensorMeta, ndim: int) -> PlacedPiece:
     return place_piece(Piece(tensor=stored.name), stored, ndim)
 
 
-def adapted(module: ModuleSpec, part: AdapterPart) -> ModuleSpec:
-    """Return a module that owns the tensors of an adapter's part, over the axes of the module it changes."""
+def adapted(module: ModuleSpec, whole: ModuleSpec, part: AdapterPart) -> ModuleSpec:
+    """Return a module that owns the tensors of an adapter's part, over the axes of the module it changes.
+
+    `whole` is that module in the model without quantised weights, whose axes have the same names.
+    """
     sides = _sides(module) | {
-        f"{tensor.name}.{number}": dim.axis for tensor in module.tensors for number, dim in enumerate(tensor.dims)
+        f"{tensor.name}.{number}": dim.axis for tensor in whole.tensors for number, dim in enumerate(tensor.dims)
     }
     others = {f"{ROLE}.{axis}": size for axis, size in part.axes.items()}
     layouts = tuple(

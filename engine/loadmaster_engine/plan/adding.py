@@ -30,7 +30,7 @@ class AdapterPlanner:
 
     def plan(self, request: AdapterRequest) -> AddedAdapter:
         """Return the plan of an adapter. Raises what `make_plan` raises for one that does not fit."""
-        (claimed,) = claim_adapters(self._host, [request], self._base.spec, merged=False)
+        (claimed,) = claim_adapters(self._host, [request], self._base.spec, self._base.plain, merged=False)
         (plan,) = plan_adapters(placed_base(self._base), [claimed])
         check_transforms(self._host, plan.ranks)
         return AddedAdapter(plan, tuple(remarks_on(claimed)))

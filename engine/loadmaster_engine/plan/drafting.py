@@ -52,10 +52,12 @@ class Draft:
 class Base(NamedTuple):
     """A base model on the way to its plan.
 
-    `spec` has its modules as adapters see them, before kernels take theirs. `merging` are the adapters that change its weights.
+    `spec` has its modules as adapters see them, before kernels take theirs, and `plain` as they would be if no weight were
+    quantised. `merging` are the adapters that change its weights.
     """
 
     spec: ModelSpec
+    plain: ModelSpec
     draft: Draft
     family: str
     outline: ModelOutline
@@ -78,15 +80,15 @@ def draft_base(
     claims = claim_matrices(host, index, source, beside)
     family = host.match_family(index.config)
     with host.attributed(family, f"describe of model family {family.name}"):
-        spec = family.describe(claims.shown)
-    spec, packings = expand(spec, claims, index, lambda name: _is_zero(index, source, name))
+        described = family.describe(claims.shown)
+    spec, packings = expand(described, claims, index, lambda name: _is_zero(index, source, name))
     ties = resolve_ties(spec, index, source, untie=settings.untie)
     parameters = [parameter_name(module, tensor) for module in spec.modules for tensor in module.tensors]
     check_missing(spec, index, parameters, ties.aliases)
     ignored, unexpected = check_unexpected(spec, strict=settings.strict)
     merging: tuple[Claimed, ...] = ()
     if settings.adapter_mode == "merged":
-        merging = claim_adapters(host, adapters, spec, merged=True)
+        merging = claim_adapters(host, adapters, spec, described, merged=True)
         spec, ties = prepare_merge(spec, ties, merging)
     plain = (piece.tensor for pieces in spec.sources.values() for piece in pieces if piece.tensor in claims.shown.tensors)
     dtype, remarks = resolve_dtype(settings.dtype, (index.tensors[name] for name in plain), index.config)
@@ -96,6 +98,7 @@ def draft_base(
     kept = msgspec.structs.replace(spec, modules=modules)
     return Base(
         spec=spec,
+        plain=described,
         draft=Draft(kept, index, settings, dtype, ties, placements, packed, mappable(host, index, source)),
         family=family.name,
         outline=outline,
@@ -109,7 +112,7 @@ def draft_base(
 def placed_base(base: Base) -> PlacedBase:
     """Return what the tensors of adapters are cut by."""
     draft = base.draft
-    return PlacedBase(draft.spec, draft.placements, draft.dtype, draft.settings.adapter_mode == "merged")
+    return PlacedBase(draft.spec, base.plain, draft.placements, draft.dtype, draft.settings.adapter_mode == "merged")
 
 
 def _is_zero(index: CheckpointIndex, source: Source, name: str) -> bool:

@@ -55,7 +55,7 @@ def make_plan(
     what the model needs, or an adapter does not fit it. Nothing is allocated.
     """
     base = draft_base(host, index, settings, adapters)
-    adapted = base.merging or claim_adapters(host, adapters, base.spec, merged=False)
+    adapted = base.merging or claim_adapters(host, adapters, base.spec, base.plain, merged=False)
     ranks = _plan_ranks(base.draft)
     planned = plan_adapters(placed_base(base), adapted)
     check_transforms(host, [*ranks, *(rank for adapter in planned for rank in adapter.ranks)])

@@ -11,7 +11,7 @@ from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.lora.pairs import check_roles
 from loadmaster_plugins.lora.settings import Settings
 from loadmaster_plugins.peft_files.matching import wrong_shape
-from loadmaster_plugins.peft_files.scene import Scene
+from loadmaster_plugins.peft_files.scene import Scene, shapes_of
 
 
 def expert_parts(settings: Settings, scene: Scene) -> Iterator[AdapterPart]:
@@ -42,7 +42,7 @@ def _part(settings: Settings, scene: Scene, owner: AdapterModule, paths: Sequenc
         matrix, rank = owner.stacked[scene.repair.model_path(path)], settings.rank(path)
         roles = scene.names.changed[path]
         check_roles(scene.stored, path, roles, ["A", "B"])
-        columns, axis = owner.parameters[matrix.parameter][-1], AxisMap(axis=f"rank.{rank}")
+        columns, axis = shapes_of(owner)[matrix.parameter][-1], AxisMap(axis=f"rank.{rank}")
         for role, wanted in (("A", (rank, columns)), ("B", (matrix.rows, rank))):
             if scene.stored.tensors[roles[role]].shape != wanted:
                 raise wrong_shape(scene.stored, roles[role], owner, wanted, f"configured rank {rank}; ")
@@ -67,7 +67,7 @@ def _part(settings: Settings, scene: Scene, owner: AdapterModule, paths: Sequenc
         touches=tuple(touched),
         params={
             **params,
-            **{f"{name}.parts": owner.parameters[name][1] // rows for name, rows in touched.items()},
+            **{f"{name}.parts": shapes_of(owner)[name][1] // rows for name, rows in touched.items()},
             "rank": ", ".join(map(str, axes.values())),
             "layers": True,
         },
@@ -79,10 +79,10 @@ def _rows_axis(owner: AdapterModule, matrix: StackedMatrix) -> str:
 
     Half of a stack's rows, gate or up, is what the other parameter takes as its inputs: both are cut at the same places.
     """
-    if owner.parameters[matrix.parameter][1] == matrix.rows:
+    if shapes_of(owner)[matrix.parameter][1] == matrix.rows:
         return f"{matrix.parameter}.1"
-    for name, shape in owner.parameters.items():
-        if name != matrix.parameter and len(shape) == len(owner.parameters[matrix.parameter]) and shape[2] == matrix.rows:
+    for name, shape in shapes_of(owner).items():
+        if name != matrix.parameter and len(shape) == len(shapes_of(owner)[matrix.parameter]) and shape[2] == matrix.rows:
             return f"{name}.2"
     raise PlanError(
         "LM-ADAPTER-EXPERTS",

@@ -11,7 +11,7 @@ from loadmaster_hookspecs.layout import AxisMap, TensorLayout
 from loadmaster_plugins.lora.pairs import check_roles
 from loadmaster_plugins.lora.settings import Settings
 from loadmaster_plugins.peft_files.matching import wrong_shape
-from loadmaster_plugins.peft_files.scene import Scene
+from loadmaster_plugins.peft_files.scene import Scene, shapes_of
 
 MATRICES: Final = 3
 """Dimensions of a stack of matrices; a parameter of two is one matrix."""
@@ -69,7 +69,7 @@ def make_wrapped(settings: Settings, scene: Scene, path: str, module: AdapterMod
     for depth, name in enumerate(reversed(names)):
         key, roles = f"{path}.{name}", levels[depth]
         check_roles(stored, key, roles, ["A", "B"])
-        parameters.append(Wrapped(name, module.parameters[name], settings.rank(key), settings.scale(key), roles))
+        parameters.append(Wrapped(name, shapes_of(module)[name], settings.rank(key), settings.scale(key), roles))
     parameters.reverse()
     return _part(module, parameters, transposed=_transposed(stored, module, parameters))
 

@@ -64,8 +64,6 @@ def _lost(scene: Scene) -> Iterator[str]:
             yield f"{path} (nearest: {nearest(path, [each.path for each in scene.modules.values() if each.kind in kinds])})"
         elif path in scene.wrapped:
             continue
-        elif module.kind == "experts" and not module.parameters:
-            yield f"{path} (its experts are quantised)"
         elif module.kind not in kinds:
             yield (
                 f"{path} (a module of kind {module.kind!r}: only {_plural(kinds)} can be changed, and parameters that "

@@ -110,11 +110,16 @@ def wrapped_parameters(config: Any, modules: Sequence[AdapterModule], repair: Re
     found: dict[str, list[str]] = {}
     for module in modules if targets(config) else ():
         path = repair.stored_path(module.path)
-        names = [name for name, shape in module.parameters.items() if len(shape) in DIMENSIONS]
+        names = [name for name, shape in shapes_of(module).items() if len(shape) in DIMENSIONS]
         own = [name for name in names if any(_fits(f"{path}.{name}", target) for target in targets(config))]
         if own and module.kind != "embedding":
             found[path] = own
     return found
+
+
+def shapes_of(module: AdapterModule) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's parameters, quantised stacks included."""
+    return module.parameters | module.packed
 
 
 def expert_layers(names: Sorted, modules: Sequence[AdapterModule]) -> tuple[list[AdapterModule], dict[str, AdapterModule]]:
@@ -128,7 +133,7 @@ def expert_layers(names: Sorted, modules: Sequence[AdapterModule]) -> tuple[list
     layers, stacks = [], {}
     for module in modules:
         for path, matrix in module.stacked.items():
-            columns = module.parameters[matrix.parameter][-1]
+            columns = shapes_of(module)[matrix.parameter][-1]
             layers.append(AdapterModule(path=path, kind="linear", in_features=columns, out_features=matrix.rows))
             stacks[path] = module
     return layers, stacks

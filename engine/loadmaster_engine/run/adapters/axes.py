@@ -21,7 +21,6 @@ class TokenAxes:
     def __init__(self) -> None:
         self.axes: dict[str, int] = {}
         self._seen: set[str] = set()
-        self._wide: set[str] = set()
 
     @contextmanager
     def watching(self, model: torch.nn.Module) -> Iterator[None]:
@@ -40,18 +39,13 @@ class TokenAxes:
             for handle in handles:
                 handle.remove()
         self._seen |= shapes.keys()
-        tokens = 0  # those of the last run: what the first module that is called, the embedding, is given
         for path, (first, *_, last) in ((path, each) for path, each in shapes.items() if len(each) > 1):
             changed = [axis for axis, (a, b) in enumerate(zip(first, last, strict=False)) if a != b]
             if len(first) == len(last) and len(changed) == 1:
                 self.axes[path] = changed[0]
-                tokens = tokens or last[changed[0]]
-                self._wide |= {path} if last[changed[0]] > tokens else set()
 
     def obstacle(self, path: str) -> str:
         """Return why the tokens that a module is given cannot be told apart, or an empty string."""
         if ROUTED.search(path):
             return "it is given the tokens that a router sends it, and no others"
-        if path in self._wide:
-            return "it is given more rows than there are tokens"
         return "the model does not call it in a step" if self._seen and path not in self._seen else ""
