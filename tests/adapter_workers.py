@@ -52,7 +52,7 @@ class Workers:
 
     def call(self, op: str, *messages: msgspec.Struct) -> list[bytes]:
         bodies = [encode(message) for message in messages]
-        answers = self.engine._executor.call(op, bodies if len(bodies) > 1 else bodies[0], timeout=60)
+        answers = self.engine._ranks.executor.call(op, bodies if len(bodies) > 1 else bodies[0], timeout=60)
         return [answer.body for answer in answers]
 
     def plan(self, adapter: Path) -> AdapterPlan:
@@ -95,13 +95,13 @@ class Workers:
 
     def logits(self, adapter: int) -> npt.NDArray[np.float32]:
         """Return the engine's logits of `IDS` with an adapter."""
-        result = self.engine._executor.call("logits", encode(Tokens(ids=tuple(IDS), adapter=adapter)), timeout=60)[0]
+        result = self.engine._ranks.executor.call("logits", encode(Tokens(ids=tuple(IDS), adapter=adapter)), timeout=60)[0]
         assert result.bulk is not None
         return np.frombuffer(result.bulk, dtype=np.float32).reshape(len(IDS), -1)
 
     def services(self) -> list[WorkerService]:
         """Return the ranks themselves, which live in this process."""
-        group: Any = self.engine._executor._group  # type: ignore[attr-defined]
+        group: Any = self.engine._ranks.executor._group  # type: ignore[attr-defined]
         return [group._service] if hasattr(group, "_service") else [thread._service for thread in group._threads.values()]
 
     def _blocks(self, piece: Piece) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -14,6 +14,9 @@ from loadmaster_hookspecs.errors import UsageError, printable
 from loadmaster_hookspecs.models import ModelOutline, Tokenizer
 
 FinishReason = Literal["stop", "length"]
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
 
 Step = Callable[[str, bytes], bytes]
 """Sends one call to all ranks and returns the answer of rank 0."""
@@ -44,6 +47,19 @@ def check_text(prompt: str) -> None:
     """Raise UsageError for a text with undecodable bytes, which Python reads as lone surrogates."""
     if printable(prompt) != prompt:
         raise UsageError("LM-USAGE-PROMPT", "a prompt is not valid text", hints=["give prompts in UTF-8"])
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer], *, chat: bool) -> list[int]:
+    """Return the token ids of a prompt; with `chat` a text is a user's message. Raises UsageError for what is neither."""
+    if not isinstance(prompt, str):
+        if chat:
+            raise UsageError("LM-USAGE-CHAT", "chat needs texts, not token ids")
+        return as_token_ids(prompt)
+    check_text(prompt)
+    if chat:
+        messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
+        return tokenizer().encode(tokenizer().chat(messages), special=False)
+    return tokenizer().encode(prompt)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], outline: ModelOutline) -> None:

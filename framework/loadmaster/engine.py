@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -25,45 +24,34 @@ from loadmaster.bringup import (
     STAGE_TIMEOUT,
     Timeline,
     bring_up,
-    init_method_for,
     load_report,
     make_plan_in,
     overflow_notice,
-    record_for,
 )
 from loadmaster.checkpoints import open_index
-from loadmaster.completion import Completion, as_token_ids, check_prompts, check_text, complete, to_completion
+from loadmaster.completion import Completion, Prompt, as_token_ids, check_prompts, complete, encode_prompt, to_completion
 from loadmaster.host import PluginHost, PluginSelection
 from loadmaster.plans import Plan
 from loadmaster.preloading import early_modules, modules_for
+from loadmaster.ranks import Ranks
 from loadmaster.sampling import Request, read_defaults
 from loadmaster.tokenizing import TokenizerAhead, make_tokenizer
 from loadmaster.updating import Update, Updates
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plan.preflight import preflight
 from loadmaster_engine.report import LoadReport, RankReport
-from loadmaster_engine.run.messages import PlanRequest, Tokens, decode, encode
-from loadmaster_engine.run.rendezvous import MeetingFile, check_init_method
-from loadmaster_engine.serve.adapter_messages import AdapterState
+from loadmaster_engine.run.messages import PlanRequest, Tokens, encode
 from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
-from loadmaster_hookspecs.errors import IntegrityError, ResourceError, UsageError
+from loadmaster_hookspecs.errors import IntegrityError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
-from loadmaster_hookspecs.executors import EventSink, Executor, Result
+from loadmaster_hookspecs.executors import EventSink, Executor
 from loadmaster_hookspecs.models import Tokenizer
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadMode
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-STEP_TIMEOUT = 600.0
-"""Seconds that one step of all ranks may take: a long prompt on a slow machine is one step."""
-
-TURN_TIMEOUT = 3600.0
-"""Seconds that a call waits while another thread's call has the ranks."""
-
-Prompt = str | Sequence[int]
 
 
 class Engine:
@@ -115,13 +103,12 @@ class Engine:
         begin = time.perf_counter()
         self._on_event = on_event
         self._notices: list[str] = []
-        self._lock = threading.Lock()
         self._limits = AdapterLimits(nbytes=adapter_bytes, rank=max_adapter_rank)
         self._manager: AdapterManager | None = None
         self._host = PluginHost(selection, plugins)
         self._timeline = Timeline(self._observe)
         for notice in self._host.notices:
-            self._observe(Notice(rank=HOST_RANK, text=notice))
+            self._notice(notice)
         settings = PlanSettings(
             tensor_parallel=tensor_parallel,
             dtype=dtype,
@@ -132,28 +119,11 @@ class Engine:
             kernel=kernel,
             adapter_mode=adapter_mode,
         )
-        self._factory = factory = self._host.executor(executor or ("inline" if tensor_parallel == 1 else "multiprocess"))
-        self._record = record_for(factory.separate_processes, self._host)
-        check_init_method(distributed_init_method, os.environ, tensor_parallel)
-        self._meeting_file = MeetingFile(distributed_init_method)
-        self._method = init_method_for(factory.separate_processes, distributed_init_method, tensor_parallel)
-        self._updates = Updates(self._host, self._record, self._planner, self._call_in_turn, self._observe)
-        early = early_modules(self._host, self._record, path)
-        self._executor = factory.create(preload=early, on_event=self._observe)
+        name = executor or ("inline" if tensor_parallel == 1 else "multiprocess")
+        self._ranks = Ranks(self._host, name, tensor_parallel, distributed_init_method, self._observe)
+        self._updates = Updates(self._host, self._ranks.record, self._planner, self._ranks.call_in_turn, self._observe)
         try:
-            if early:
-                self._executor.prepare()
-            self._open(path, settings, adapters or {})
-            if not early:
-                modules = modules_for(self._host, self._record, self._index.config)
-                self._executor = factory.create(preload=modules, on_event=self._observe)
-            if factory.separate_processes:
-                self._tokenizer.begin()
-            plan, ranks = self._load(settings)
-            self._manager = self._manage_adapters(plan)
-            for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
-                if line:
-                    self._observe(Notice(rank=HOST_RANK, text=line))
+            plan, ranks = self._start(path, settings, adapters or {})
         except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
             self.close()
             raise
@@ -223,13 +193,13 @@ class Engine:
         """
         request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        rows = [self._encode(prompt, chat) for prompt in batch]
+        rows = [encode_prompt(prompt, self._tokenizer.get, chat=chat) for prompt in batch]
         outline = self._plan.data.outline
         check_prompts(rows, outline)
         if not rows:
             return []
         with self._using(adapter) as use, self._computing():
-            answers = complete(rows, request, self._defaults, outline, self._step, use.number)
+            answers = complete(rows, request, self._defaults, outline, self._ranks.step, use.number)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
 
@@ -244,7 +214,7 @@ class Engine:
         check_prompts([ids], self._plan.data.outline)
         with self._using(adapter) as use, self._computing():
             body = encode(Tokens(ids=tuple(ids), adapter=use.number))
-            results = self._executor.call("logits", body, timeout=STEP_TIMEOUT)
+            results = self._ranks.call("logits", body)
         bulk = results[0].bulk
         if bulk is None:
             raise IntegrityError("LM-SERVICE-BULK", "rank 0 returned no logits")
@@ -256,11 +226,11 @@ class Engine:
         Raises UsageError LM-USAGE-ADAPTER when nothing is merged. After any other error, such as IntegrityError for files that
         are not what they were, the engine has ended.
         """
-        with self._turn():
+        with self._ranks.turn():
             if not self.manager.merged:
                 raise UsageError("LM-USAGE-ADAPTER", "no adapter is merged into the model")
             limit = STAGE_TIMEOUT + self._report.bytes_planned / SLOWEST_STORAGE
-            self._executor.call("unmerge", b"", timeout=limit)
+            self._ranks.call("unmerge", b"", limit)
             self.manager.unmerged()
 
     def update_weights(self, path: str | os.PathLike[str]) -> None:
@@ -282,24 +252,39 @@ class Engine:
             self._between_calls(partial(self._swap, update))
             self._plan, self._report = Plan(update.plan), update.report
             if line := overflow_notice(update.report.ranks, update.plan.dtype):
-                self._observe(Notice(rank=HOST_RANK, text=line))
+                self._notice(line)
 
     def close(self) -> None:
         """End the workers and release their memory. Safe to call twice. An update that runs is broken off."""
         self._updates.close()
         if self._manager is not None:
             self._manager.close()
-        self._end_ranks()
-
-    def _end_ranks(self) -> None:
-        self._executor.stop()
-        self._meeting_file.clear()
+        self._ranks.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _start(
+        self, path: str | os.PathLike[str], settings: PlanSettings, adapters: Mapping[str, str | os.PathLike[str]]
+    ) -> tuple[LoadPlan, tuple[RankReport, ...]]:
+        """Open, plan and load; imports in other processes begin as early as the configuration can be read."""
+        early = early_modules(self._host, self._ranks.record, path)
+        if early:
+            self._ranks.preload(early)
+        self._open(path, settings, adapters)
+        if not early:
+            self._ranks.preload(self._modules())
+        if self._ranks.separate:
+            self._tokenizer.begin()
+        plan, ranks = self._load(settings)
+        self._manager = self._manage_adapters(plan)
+        for line in (self._defaults.notice, self._memory.notice, overflow_notice(ranks, plan.dtype)):
+            if line:
+                self._notice(line)
+        return plan, ranks
 
     def _open(
         self, path: str | os.PathLike[str], settings: PlanSettings, adapters: Mapping[str, str | os.PathLike[str]]
@@ -313,39 +298,26 @@ class Engine:
 
     def _load(self, settings: PlanSettings) -> tuple[LoadPlan, tuple[RankReport, ...]]:
         """Plan and load. Tied tensors that turn out to differ in the file are planned again with storage of their own."""
-        plan = make_plan_in(self._executor, self._record, self._index, settings, self._timeline, self._adapters)
+        plan = make_plan_in(self._ranks.executor, self._ranks.record, self._index, settings, self._timeline, self._adapters)
         self._announce(plan)
         self._limits.check(plan)
         before = memory.available_memory()
         self._check_memory(plan, before)
         try:
-            ranks = bring_up(self._executor, self._record, plan, self._method, self._timeline)
+            ranks = bring_up(self._ranks.executor, self._ranks.record, plan, self._ranks.method, self._timeline)
             self._memory = memory.Available(before, memory.available_memory())
             return plan, ranks
         except IntegrityError as error:
             if error.code != "LM-TIE-DIFFERS":
                 raise
-        self._end_ranks()
+        self._ranks.end()
         return self._load(msgspec.structs.replace(settings, untie=True))
 
-    @contextmanager
-    def _planner(self) -> Iterator[Executor]:
-        """Yield what plans while the model runs.
+    def _planner(self) -> AbstractContextManager[Executor]:
+        return self._ranks.planner(self._modules())
 
-        Where ranks are processes it has a server of its own, so that calls go on. In this process it takes turns with them:
-        modelling code changes settings of the whole process while a planner looks at it.
-        """
-        if not self._factory.separate_processes:
-            with self._turn():
-                yield self._executor
-            return
-        planner = self._factory.create(
-            preload=modules_for(self._host, self._record, self._index.config), on_event=self._observe
-        )
-        try:
-            yield planner
-        finally:
-            planner.stop()
+    def _modules(self) -> tuple[str, ...]:
+        return modules_for(self._host, self._ranks.record, self._index.config)
 
     def _promised(self) -> int:
         """Return the bytes of free memory that belong to something already."""
@@ -360,22 +332,22 @@ class Engine:
 
     def _swap(self, update: Update) -> dict[int, str]:
         """Change to new weights and make the live adapters on them again. Returns those that cannot be, with the error."""
-        with self._turn():
-            update.swap(self._call)
+        with self._ranks.turn():
+            update.swap(self._ranks.call)
             self.manager.forget()
-            return self.manager.bring_back(self._ask_ranks)
+            return self.manager.bring_back(self._ranks.ask_adapter)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         """Refuse a plan that does not fit into `available` bytes, before anything is reserved."""
         if plan.settings.device == "cpu":
             memory.check_fit(plan, available)
             if line := memory.paging_notice(plan, available):
-                self._observe(Notice(rank=HOST_RANK, text=line))
+                self._notice(line)
 
     def _manage_adapters(self, plan: LoadPlan) -> AdapterManager:
         """Return what lets adapters come and go, with those of the plan."""
         base = PlanRequest(index=self._index, settings=plan.settings)
-        planning = AdapterPlanning(self._factory, self._record, base, self._turn, self._notice)
+        planning = AdapterPlanning(self._ranks.factory, self._ranks.record, base, self._ranks.turn, self._notice)
         return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
 
     @contextmanager
@@ -389,46 +361,19 @@ class Engine:
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
         """Send a call about an adapter to all ranks, in its turn."""
-        with self._turn():
-            return self._ask_ranks(op, bodies)
-
-    def _ask_ranks(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        begin = time.perf_counter()
-        results = self._executor.call(op, bodies, timeout=STEP_TIMEOUT)
-        states = [decode(result.body, AdapterState) for result in results]
-        return Answer(states, time.perf_counter() - begin)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Let one thread at a time use the ranks: they hold one batch. Waits for its turn within a limit."""
-        if not self._lock.acquire(timeout=TURN_TIMEOUT):
-            raise ResourceError(
-                "LM-ENGINE-BUSY",
-                f"the engine was busy with another thread's call for {TURN_TIMEOUT:.0f} s",
-                hints=["ask for fewer tokens at a time, or use an engine of its own"],
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        with self._ranks.turn():
+            return self._ranks.ask_adapter(op, bodies)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Take a turn to compute something."""
-        with self._turn():
+        with self._ranks.turn():
             self._check_awake()
             yield
 
-    def _call_in_turn(self, op: str, body: bytes | Sequence[bytes]) -> list[Result]:
-        with self._turn():
-            return self._call(op, body)
-
-    def _call(self, op: str, body: bytes | Sequence[bytes]) -> list[Result]:
-        return self._executor.call(op, body, timeout=STEP_TIMEOUT)
-
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:
-            self._observe(Notice(rank=HOST_RANK, text=finding.message))
+            self._notice(finding.message)
 
     def _observe(self, event: Event) -> None:
         if isinstance(event, Notice):
@@ -439,20 +384,6 @@ class Engine:
 
     def _notice(self, text: str) -> None:
         self._observe(Notice(rank=HOST_RANK, text=text))
-
-    def _step(self, op: str, body: bytes) -> bytes:
-        return self._executor.call(op, body, timeout=STEP_TIMEOUT)[0].body
-
-    def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not isinstance(prompt, str):
-            if chat:
-                raise UsageError("LM-USAGE-CHAT", "chat needs texts, not token ids")
-            return as_token_ids(prompt)
-        check_text(prompt)
-        if chat:
-            messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
-            return self.tokenizer.encode(self.tokenizer.chat(messages), special=False)
-        return self.tokenizer.encode(prompt)
 
     def _has_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Return whether answers can be turned into text: prompts given as ids work without a tokenizer too."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self
 
 from loadmaster.adapters.faces import AsyncAdapters
 from loadmaster.completion import as_token_ids, check_prompts
-from loadmaster.engine import TURN_TIMEOUT
+from loadmaster.ranks import TURN_TIMEOUT
 from loadmaster.serving.adapter_calls import BetweenSteps
 from loadmaster.serving.answer import Answer
 from loadmaster.serving.loop import StepLoop

@@ -11,7 +11,7 @@ import msgspec
 from loadmaster import memory
 from loadmaster.adapters.moving import Answer
 from loadmaster.bringup import bring_up
-from loadmaster.engine import STEP_TIMEOUT, Engine
+from loadmaster.engine import Engine
 from loadmaster.serving.budget import KvPlan, plan_kv
 from loadmaster.serving.fit import check_plan
 from loadmaster.serving.settings import EngineSettings
@@ -19,7 +19,6 @@ from loadmaster.serving.tuned import with_tuned
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.serve.messages import Held, Probe, Probed, ReserveKv, Sleep
 from loadmaster_hookspecs.errors import ResourceError, UsageError
-from loadmaster_hookspecs.events import HOST_RANK, Notice
 from loadmaster_hookspecs.models import Tokenizer
 from loadmaster_hookspecs.plan import LoadPlan
 
@@ -60,8 +59,8 @@ class ServedModel(Engine):
 
     def step(self, op: str, body: bytes) -> bytes:
         """Send one call to all ranks and return the answer of rank 0. Takes turns with `generate` and `logits`."""
-        with self._turn():
-            return self._step(op, body)
+        with self._ranks.turn():
+            return self._ranks.step(op, body)
 
     def tokenizer_or_none(self) -> Tokenizer | None:
         """Return the tokenizer, or None for a model that has none: it is served with token ids."""
@@ -79,9 +78,9 @@ class ServedModel(Engine):
 
         Raises UsageError LM-UPDATE-BUSY while weights are updated.
         """
-        with self._updates.alone(), self._turn():
+        with self._updates.alone(), self._ranks.turn():
             self._asleep = True
-            self._executor.call("sleep", encode(Sleep(weights=weights)), timeout=STEP_TIMEOUT)
+            self._ranks.call("sleep", encode(Sleep(weights=weights)))
             if weights:
                 self._forgot_weights = True
                 self.manager.forget()
@@ -103,14 +102,14 @@ class ServedModel(Engine):
                 why=f"weights {weights / 1e9:.3f} GB + keys and values {self.kv.nbytes / 1e9:.3f} GB",
                 hints=["free memory and wake again"],
             )
-        with self._turn():
+        with self._ranks.turn():
             lost: dict[int, str] = {}
             if self._forgot_weights:
                 if plan.settings.adapter_mode == "live":  # whichever there are by now come with their own numbers
                     plan = msgspec.structs.replace(plan, adapters=())
-                bring_up(self._executor, self._record, plan, self._method, self._timeline, again=True)
+                bring_up(self._ranks.executor, self._ranks.record, plan, self._ranks.method, self._timeline, again=True)
                 self._forgot_weights = False
-                lost = self.manager.bring_back(self._ask_ranks)
+                lost = self.manager.bring_back(self._ranks.ask_adapter)
             self._probe()
             self._reserve(self.kv)
             self._asleep = False
@@ -125,40 +124,40 @@ class ServedModel(Engine):
 
     def _promised(self) -> int:
         """Return what was reserved for keys and values and has not been taken yet, and what a step takes for a while."""
-        held = sum(decode(result.body, Held).nbytes for result in self._call_in_turn("held", b""))
+        held = sum(decode(result.body, Held).nbytes for result in self._ranks.call_in_turn("held", b""))
         return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        with self._turn():
+        with self._ranks.turn():
             if self._forgot_weights:
                 raise ResourceError(
                     "LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"]
                 )
-            return self._ask_ranks(op, bodies)
+            return self._ranks.ask_adapter(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         self._settings, line = with_tuned(self._wanted, plan)
         if line:
-            self._observe(Notice(rank=HOST_RANK, text=line))
+            self._notice(line)
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
-            adapters, processes = self._limits.budget(plan), self._factory.separate_processes
+            adapters, processes = self._limits.budget(plan), self._ranks.separate
             check_plan(plan, self._settings, available, adapters=adapters, processes=processes)
 
     def _reserve_kv(self) -> KvPlan:
         free = self.manager.reserved
         planned = plan_kv(self.plan.data, self._probe(), self._settings, memory.available_memory(), free)
         for text in planned.notices:
-            self._observe(Notice(rank=HOST_RANK, text=text))
+            self._notice(text)
         self._reserve(planned)
         return planned
 
     def _probe(self) -> list[Probed]:
         positions = self.plan.data.outline.max_positions or self._settings.max_batch_tokens
         tokens = min(self._settings.max_batch_tokens, positions)
-        results = self._executor.call("probe", encode(Probe(tokens=tokens)), timeout=PROBE_TIMEOUT)
+        results = self._ranks.call("probe", encode(Probe(tokens=tokens)), PROBE_TIMEOUT)
         return [decode(result.body, Probed) for result in results]
 
     def _reserve(self, planned: KvPlan) -> None:
         body = encode(ReserveKv(blocks=planned.blocks, block_size=self._settings.block_size))
-        self._executor.call("reserve_kv", body, timeout=STEP_TIMEOUT)
+        self._ranks.call("reserve_kv", body)
