@@ -13,6 +13,7 @@ import pytest
 import loadmaster as lm
 from hot_adapters import World, make_world, tokens, truncated
 from loadmaster.serving import AsyncEngine, EngineSettings
+from loadmaster_engine.run.adapter_planning import NICENESS
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,8 @@ def test_two_ranks_and_a_planner(world: World, tmp_path: Path) -> None:
             everything = await engine.adapters.load("everything", str(world.adapters["everything"]))
             planners = niced()
             assert len(planners) == 1
+            session = Path(f"/proc/{planners[0]}/autogroup")
+            assert not session.exists() or session.read_text().split()[-1] == str(NICENESS)
             with pytest.raises(lm.IntegrityError):
                 await engine.adapters.load("broken", str(broken))
             await engine.adapters.load("dora", str(world.adapters["dora"]))
