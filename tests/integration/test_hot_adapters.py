@@ -26,6 +26,7 @@ def niced() -> list[int]:
     return [child.pid for child in psutil.Process(os.getpid()).children(recursive=True) if child.nice() > 0]
 
 
+@pytest.mark.timeout(300)  # the planner waits for whatever else runs on the machine
 def test_two_ranks_and_a_planner(world: World, tmp_path: Path) -> None:
     broken = truncated(world.adapters["dora"], tmp_path / "broken")
     given: dict[str, Any] = {"attention": world.adapters["attention"]}

@@ -88,7 +88,7 @@ def background_planner(spec: WorkerSpec) -> AdapterPlannerService:
 
 
 def _stand_back() -> None:
-    """Let other processes go first. Where Linux shares processors among sessions, only the session's value counts between them."""
+    """Let other processes go first. Between sessions that share processors as groups only the session's value counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # this system does not group by session
         AUTOGROUP.write_text(str(NICENESS))
