@@ -13,6 +13,7 @@ import pytest
 import loadmaster as lm
 from hot_adapters import World, make_world, tokens, truncated
 from loadmaster.serving import AsyncEngine, EngineSettings
+from loadmaster_engine.run.adapter_planning import NICENESS
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def niced() -> list[int]:
     return [child.pid for child in psutil.Process(os.getpid()).children(recursive=True) if child.nice() > 0]
 
 
+@pytest.mark.timeout(300)  # the planner waits for whatever else runs on the machine
 def test_two_ranks_and_a_planner(world: World, tmp_path: Path) -> None:
     broken = truncated(world.adapters["dora"], tmp_path / "broken")
     given: dict[str, Any] = {"attention": world.adapters["attention"]}
@@ -36,6 +38,8 @@ def test_two_ranks_and_a_planner(world: World, tmp_path: Path) -> None:
             everything = await engine.adapters.load("everything", str(world.adapters["everything"]))
             planners = niced()
             assert len(planners) == 1
+            session = Path(f"/proc/{planners[0]}/autogroup")
+            assert not session.exists() or session.read_text().split()[-1] == str(NICENESS)
             with pytest.raises(lm.IntegrityError):
                 await engine.adapters.load("broken", str(broken))
             await engine.adapters.load("dora", str(world.adapters["dora"]))
