@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="requests at once")
     made.add_argument("--answer", type=int, default=64, help="tokens of an answer")
     made.add_argument("--first", type=int, nargs="+", default=[128, 512], help="prompts whose first token is timed")
-    made.add_argument("--repeats", type=int, default=3, help="how often each figure is measured in this process")
+    made.add_argument("--repeats", type=int, default=1, help="how often each figure is measured in this process")
     return made
 
 

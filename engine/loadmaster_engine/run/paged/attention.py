@@ -78,7 +78,7 @@ class StepCache:
         import torch
 
         count, heads, width = query.shape
-        key, value = (_chosen(self._gather(t, decodes.blocks, count, decodes.keys), index) for t in (keys, values))
+        key, value = (_chosen(self._read(kept, decodes, count), index) for kept in (keys, values))
         kv_heads = key.shape[1]
         if form.softcap is None and form.sinks is None:
             # One row per query head: torch's kernel takes these a sixth faster than several rows per key-value head.
@@ -89,6 +89,12 @@ class StepCache:
         grouped = query.reshape(count, kv_heads, heads // kv_heads, width)
         sinks = None if form.sinks is None else form.sinks.view(1, kv_heads, -1, 1)
         return _weigh(grouped, key, value, decodes.mask, form, sinks).reshape(count, heads, -1)
+
+    def _read(self, tensor: torch.Tensor, decodes: Decodes, sequences: int) -> torch.Tensor:
+        """Return [sequences, heads, keys, size] of one layer, a view where the keys of a single sequence lie in order."""
+        if decodes.begin is None:
+            return self._gather(tensor, decodes.blocks, sequences, decodes.keys)
+        return tensor[decodes.begin : decodes.begin + decodes.keys].transpose(0, 1).unsqueeze(0)
 
     def _gather(self, tensor: torch.Tensor, blocks: torch.Tensor, sequences: int, keys: int) -> torch.Tensor:
         """Return [sequences, heads, keys, size] out of the blocks of one layer."""
