@@ -20,7 +20,7 @@ def main() -> None:
 
     stopwatch.mark("imported")
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa")
-    model.eval()
+    model.train(False)
     stopwatch.mark("loaded")
     longest = max(options.first) + options.answer
     settings = ContinuousBatchingConfig(
@@ -33,7 +33,9 @@ def main() -> None:
 
     def serve(prompts: Prompts, tokens: int) -> list[list[int]]:
         # No token has the number -1, so answers end by their length only.
-        wanted = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        wanted = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
         with torch.inference_mode():
             answers = model.generate_batch(
                 inputs=prompts, generation_config=wanted, continuous_batching_config=settings, max_new_tokens=tokens

@@ -38,8 +38,8 @@ def test_results_are_the_same_bits_and_inputs_stay(
 def test_a_replaced_weight_is_used_at_once() -> None:
     module, other = norm(LlamaRMSNorm, torch.float32), norm(LlamaRMSNorm, torch.float32)
     lighten_norms(torch.nn.ModuleList([module]), torch.float32)
-    other.weight = torch.nn.Parameter(-other.weight, requires_grad=False)
-    module._parameters["weight"] = other.weight
+    other.weight = torch.nn.Parameter(-other.get_parameter("weight"), requires_grad=False)
+    module._parameters["weight"] = other.get_parameter("weight")
     rows = torch.randn(1, 4, 48)
     assert torch.equal(module(rows), other(rows))
 

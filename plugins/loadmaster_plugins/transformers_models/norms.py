@@ -24,7 +24,9 @@ EPS: Final = ("variance_epsilon", "eps")
 
 def scaled_after_rounding(module: torch.nn.Module, eps: float, rows: torch.Tensor) -> torch.Tensor:
     """Return the normed rows, rounded and then multiplied by the weight."""
-    return _normed(rows, eps).to(rows.dtype) * module._parameters["weight"]
+    weight = module._parameters["weight"]
+    assert weight is not None, "a norm without its weight"
+    return _normed(rows, eps).to(rows.dtype) * weight
 
 
 def scaled_before_rounding(module: torch.nn.Module, eps: float, rows: torch.Tensor) -> torch.Tensor:
@@ -51,7 +53,7 @@ def lighten_norms(model: torch.nn.Module, dtype: torch.dtype) -> int:
         if key not in rules:
             rules[key] = _rule(module, eps, width[0], dtype)
         if (rule := rules[key]) is not None:
-            module.forward = partial(rule, module, eps)  # type: ignore[method-assign]
+            module.forward = partial(rule, module, eps)
             count += 1
     return count
 

@@ -10,7 +10,7 @@ from loadmaster_engine.run.paged.huge_pages import NEAR, PAGE, collapse, spans
 
 
 def test_neighbours_are_one() -> None:
-    assert spans([(300, 100), (0, 200), (200 + NEAR + 200, 5)]) == [(0, 400), (NEAR + 400, NEAR + 405)]
+    assert spans([(300, 100), (0, 200), (NEAR + 401, 5)]) == [(0, 400), (NEAR + 401, NEAR + 406)]
     assert spans([(0, NEAR), (3 * NEAR, 8)]) == [(0, NEAR), (3 * NEAR, 3 * NEAR + 8)]
     assert spans([]) == []
 

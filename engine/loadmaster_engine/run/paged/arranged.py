@@ -40,6 +40,7 @@ class JointProduct:
         self._sizes = [len(weight) for weight in weights]
         self._bias = _joined_bias(modules)
         self._tiles = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights) if len(weights) > 1 else weights[0], ROWS)
+        self._split = torch.split_with_sizes
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._input: torch.Tensor | None = None
         self._results: dict[int, torch.Tensor] = {}
@@ -60,7 +61,7 @@ class JointProduct:
         if not self._fits(index, rows):
             return self._plain(index, rows)
         if index == 0:
-            self._input, self._results = rows, dict(enumerate(self._multiply(rows).split(self._sizes, -1)))
+            self._input, self._results = rows, dict(enumerate(self._split(self._multiply(rows), self._sizes, -1)))
         elif rows is not self._input or index not in self._results:
             return self._plain(index, rows)
         result = self._results.pop(index)
@@ -80,8 +81,9 @@ class JointProduct:
     def _plain(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         import torch
 
-        parameters = self._known[index][0]
-        return torch.nn.functional.linear(rows, parameters["weight"], parameters["bias"])
+        parameters, weight, _ = self._known[index]
+        present = parameters["weight"]
+        return torch.nn.functional.linear(rows, weight if present is None else present, parameters["bias"])
 
 
 def can_arrange(features: frozenset[str] | None = None) -> bool:
@@ -89,9 +91,7 @@ def can_arrange(features: frozenset[str] | None = None) -> bool:
     import torch
 
     present = processor_features() if features is None else features
-    return (
-        bool(NATIVE[TYPE] & present) and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    return bool(NATIVE[TYPE] & present) and torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def arrange(module: torch.nn.Module, run: Run) -> int:
