@@ -95,8 +95,8 @@ class ServedModel(Engine):
         ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
         plan = self.plan.data
-        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) + self.manager.nbytes + self._arranged_bytes
-        weights = weights if self._forgot_weights else 0
+        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks)
+        weights = weights + self.manager.nbytes + self._arranged_bytes if self._forgot_weights else 0
         available = memory.available_memory()
         if plan.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(
