@@ -43,10 +43,11 @@ class Proportions(msgspec.Struct, frozen=True, kw_only=True):
 
 SIZES: Final = {
     "tiny": Proportions(hidden=512, layers=4, intermediate=1024, heads=8, kv_heads=4, vocab=1024, files=2),
+    "serve": Proportions(hidden=1024, layers=16, intermediate=2816, heads=16, kv_heads=8, vocab=32000, files=1),
     "3g": Proportions(hidden=2048, layers=24, intermediate=8192, heads=32, kv_heads=8, vocab=32000, files=4),
     "7b": Proportions(hidden=4096, layers=32, intermediate=11008, heads=32, kv_heads=32, vocab=32000, files=14),
 }
-"""The checkpoints by name: 21 MB, 3.2 GB, and 13.5 GB with the proportions of a 7B model."""
+"""The checkpoints by name: 21 MB, 0.5 GB for serving over two ranks, 3.2 GB, and 13.5 GB with the proportions of a 7B model."""
 
 
 def checkpoint(cache: Path, size: str) -> Path:

@@ -66,4 +66,5 @@ def _outcome(result: Measurement) -> str:
     if result.error:
         return "FAILED: " + result.error.splitlines()[-1]
     shown = ("imported", "load", "touch", "first_token")
-    return " ".join(f"{name}={result.seconds[name]:.2f}" for name in shown if name in result.seconds)
+    rates = [f"{name}={value:.1f}" for name, value in result.detail.items() if name.startswith("rate_")]
+    return " ".join([*(f"{name}={result.seconds[name]:.2f}" for name in shown if name in result.seconds), *rates])

@@ -56,7 +56,8 @@ class BlockPool:
         if block in self._names:
             self._idle[block] = None
         else:
-            self._blank.append(block)
+            # In front: sequences release their last block first, so the next one finds them in order, and in memory.
+            self._blank.appendleft(block)
 
     def publish(self, block: int, name: bytes) -> None:
         """Note that a held block is full and has this content. The first block of a content is the one that is found."""

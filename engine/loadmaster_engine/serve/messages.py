@@ -43,20 +43,26 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `probe`: run a step of so many tokens and say what attention keeps. Answered with Probed by every rank."""
+    """Op `probe`: run a step of so many tokens and say what attention keeps. Answered with Probed by every rank.
+
+    With `arrange` matrices are kept a second time, arranged for the processor, where that makes products faster.
+    """
 
     tokens: int
+    arrange: bool = False
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank keeps per token, and the memory in bytes that the step took for a while (0 where it is not known).
 
-    `free` is the memory in bytes that the rank's device has left, 0 on the CPU, where the host looks itself.
+    `free` is the memory in bytes that the rank's device has left, 0 on the CPU, where the host looks itself. `arranged` is the
+    memory in bytes of the matrices that are kept a second time.
     """
 
     layout: KvLayout
     activation: int
     free: int = 0
+    arranged: int = 0
 
 
 class ReserveKv(msgspec.Struct, frozen=True, kw_only=True):

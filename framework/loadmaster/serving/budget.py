@@ -23,6 +23,9 @@ UNBOUNDED: Final = 32768
 GATHERED: Final = 2
 """Decoding gathers the keys and values of one layer at a time, padded to at most this many times their size."""
 
+ARRANGED: Final = 0.25
+"""Share of the memory left after the load that matrices kept a second time may take, unless they are asked for."""
+
 
 class KvPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The reservation for keys and values: `blocks` per rank, `nbytes` over all ranks, and the longest context.
@@ -52,6 +55,16 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
     rows = min(tokens, settings.running)
     logits = 3 * rows * outline.vocab_size * 4
     return ranks * (tokens * size * (shared + masks) + logits) + tokens * size * divided
+
+
+def arranges(plan: LoadPlan, settings: EngineSettings, available: int) -> bool:
+    """Return whether matrices are kept a second time, arranged for the processor. `available` is free memory in bytes."""
+    if plan.settings.device != "cpu" or plan.dtype != "BF16" or settings.arrange_matrices != "auto":
+        return settings.arrange_matrices is True
+    # The output matrix may be that of the embedding.
+    matrices = sum(roles.get("linear", 0) + roles.get("embedding", 0) for roles in plan.ledger.roles)
+    kv = 0 if settings.kv_bytes == "auto" else settings.kv_bytes
+    return matrices <= ARRANGED * (available - kv)
 
 
 def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0) -> KvPlan:

@@ -12,7 +12,7 @@ from loadmaster import memory
 from loadmaster.adapters.moving import Answer
 from loadmaster.bringup import bring_up
 from loadmaster.engine import Engine
-from loadmaster.serving.budget import KvPlan, plan_kv
+from loadmaster.serving.budget import KvPlan, arranges, plan_kv
 from loadmaster.serving.fit import check_plan
 from loadmaster.serving.settings import EngineSettings
 from loadmaster.serving.tuned import with_tuned
@@ -38,6 +38,8 @@ class ServedModel(Engine):
         self._wanted = self._settings = settings
         self._forgot_weights = False
         self._asleep = False
+        self._arrange: bool | None = None
+        self._arranged_bytes = 0
         self.between_steps: Callable[[Callable[[], dict[int, str]]], None] = super()._between_calls
         limits = {"adapter_bytes": settings.adapter_bytes, "max_adapter_rank": settings.max_adapter_rank}
         super().__init__(path, **{**options, **limits})
@@ -92,8 +94,8 @@ class ServedModel(Engine):
         ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
         """
         plan = self.plan.data
-        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks) + self.manager.nbytes
-        weights = weights if self._forgot_weights else 0
+        weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks)
+        weights = weights + self.manager.nbytes + self._arranged_bytes if self._forgot_weights else 0
         available = memory.available_memory()
         if plan.settings.device == "cpu" and weights + self.kv.nbytes > available:
             raise ResourceError(
@@ -155,8 +157,12 @@ class ServedModel(Engine):
     def _probe(self) -> list[Probed]:
         positions = self.plan.data.outline.max_positions or self._settings.max_batch_tokens
         tokens = min(self._settings.max_batch_tokens, positions)
-        results = self._ranks.call("probe", encode(Probe(tokens=tokens)), PROBE_TIMEOUT)
-        return [decode(result.body, Probed) for result in results]
+        if self._arrange is None:  # once: what an engine computes stays the same bits after it slept
+            self._arrange = arranges(self.plan.data, self._settings, memory.available_memory())
+        body = encode(Probe(tokens=tokens, arrange=self._arrange))
+        probed = [decode(result.body, Probed) for result in self._ranks.call("probe", body, PROBE_TIMEOUT)]
+        self._arranged_bytes = sum(rank.arranged for rank in probed)
+        return probed
 
     def _reserve(self, planned: KvPlan) -> None:
         body = encode(ReserveKv(blocks=planned.blocks, block_size=self._settings.block_size))

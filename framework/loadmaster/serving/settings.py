@@ -40,6 +40,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory for
     adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the model's
     bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
+    `arrange_matrices` keeps bfloat16 matrices a second time, arranged for the processor; auto does so where they take at most a
+    quarter of the memory that is left.
     """
 
     kv_bytes: int | Auto = "auto"
@@ -51,6 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefix_cache: bool = True
     adapter_bytes: int | Auto = "auto"
     max_adapter_rank: int = 0
+    arrange_matrices: bool | Auto = "auto"
 
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():
@@ -65,6 +68,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         f"give a whole number from {smallest} up" + (", or auto" if "auto" in str(_kind(name)).lower() else "")
                     ],
                 )
+        if self.arrange_matrices not in (True, False, "auto"):
+            raise UsageError(
+                "LM-USAGE-SETTING",
+                f"arrange_matrices {self.arrange_matrices!r} is out of range",
+                where={"setting": "arrange_matrices"},
+                hints=["give true, false or auto"],
+            )
 
     @property
     def running(self) -> int:

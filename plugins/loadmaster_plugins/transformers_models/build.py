@@ -16,6 +16,7 @@ from loadmaster_hookspecs.sharding import Interval, ModulePlacement
 from loadmaster_plugins.transformers_models.attention import KV_INDEX
 from loadmaster_plugins.transformers_models.buffers import compute_buffers
 from loadmaster_plugins.transformers_models.heads import KEY_COUNTS, OUTPUT, QUERY_COUNTS, Heads, heads_of, is_attention
+from loadmaster_plugins.transformers_models.norms import lighten_norms
 from loadmaster_plugins.transformers_models.outline import outline_of
 from loadmaster_plugins.transformers_models.paged import (
     PAGED,
@@ -40,6 +41,7 @@ class TransformersModel:
         self._ordinary = {key: config._attn_implementation for key, config in configs.items()}
         self._configs = configs
         self._attention = ""
+        self._light = False
         self._binding = bind_model(module)
 
     @property
@@ -70,6 +72,9 @@ class TransformersModel:
     def kv_layout(self, tokens: int) -> KvLayout:
         """Run `tokens` tokens with ordinary attention and return what the layers' attention keeps."""
         register_paged()
+        if not self._light:  # here and not before: whoever takes gradients gets the module as transformers made it
+            lighten_norms(self._model, self._model.dtype)
+            self._light = True
         self._use(PROBE)
         self._binding.seen.clear()
         positions = torch.arange(tokens, device=self._model.device).unsqueeze(0)

@@ -11,7 +11,7 @@ import pytest
 import loadmaster as lm
 from loadmaster import memory
 from loadmaster.serving import AsyncEngine, EngineSettings
-from loadmaster.serving.budget import MARGIN, activation_bound, plan_kv
+from loadmaster.serving.budget import ARRANGED, MARGIN, activation_bound, arranges, plan_kv
 from loadmaster.serving.fit import check_plan
 from loadmaster_engine.serve.messages import Probed
 from loadmaster_hookspecs.kv import KvLayer, KvLayout
@@ -46,6 +46,19 @@ def test_what_is_left_becomes_blocks(plan: LoadPlan) -> None:
     # One layer's keys and values are gathered, at most twice their size.
     assert kv.nbytes * 1.5 + bound <= 100_000_000 * (1 - MARGIN) < (kv.nbytes + BLOCK_TOKENS * TOKEN) * 1.5 + bound
     assert kv.max_model_len == 128
+
+
+def test_matrices_are_kept_twice_where_there_is_room(folder: Path, plan: LoadPlan) -> None:
+    narrow = lm.plan(folder, dtype="bfloat16").data
+    roles = narrow.ledger.roles[0]
+    room = int((roles["linear"] + roles["embedding"]) / ARRANGED) + 1
+    auto = EngineSettings()
+    assert arranges(narrow, auto, room)
+    assert not arranges(narrow, auto, room - 8)
+    assert not arranges(narrow, EngineSettings(kv_bytes=8), room)
+    assert not arranges(plan, auto, 10**12)  # float32
+    assert arranges(narrow, EngineSettings(arrange_matrices=True), 0)
+    assert not arranges(narrow, EngineSettings(arrange_matrices=False), 10**12)
 
 
 def test_no_more_is_taken_than_requests_can_use(plan: LoadPlan) -> None:

@@ -33,6 +33,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest() -> None:
         {"adapter_bytes": -1},
         {"max_adapter_rank": "auto"},
         {"max_waiting": -1},
+        {"arrange_matrices": "yes"},
     ],
 )
 def test_absurd_values_are_refused(values: dict[str, Any]) -> None:

@@ -48,11 +48,12 @@ class StepCache:
         keys.index_copy_(0, self._step.slots, key[0].transpose(0, 1))
         values.index_copy_(0, self._step.slots, value[0].transpose(0, 1))
         reads = self._step.reads(window)
-        tokens = query.shape[2]
-        output = query.new_empty(tokens, query.shape[1], value.shape[-1])
         form = Form(scale, softcap, sinks)
         index = None if kv_index is None else kv_index.to(query.device)
         rows = query[0].transpose(0, 1)
+        if len(reads.decodes) == 1 and not reads.chunks:
+            return self._decode(rows, keys, values, reads.decodes[0], form, index).unsqueeze(0)
+        output = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
         for decodes in reads.decodes:
             output[decodes.rows] = self._decode(rows[decodes.rows], keys, values, decodes, form, index)
         for chunk in reads.chunks:
@@ -74,12 +75,26 @@ class StepCache:
         index: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return [sequences, query heads, value size] for `query` [sequences, query heads, key size]."""
+        import torch
+
         count, heads, width = query.shape
-        key, value = (_chosen(self._gather(t, decodes.blocks, count, decodes.keys), index) for t in (keys, values))
+        key, value = (_chosen(self._read(kept, decodes, count), index) for kept in (keys, values))
         kv_heads = key.shape[1]
-        grouped = query.view(count, kv_heads, heads // kv_heads, width)
+        if form.softcap is None and form.sinks is None:
+            # One row per query head: torch's kernel takes these a sixth faster than several rows per key-value head.
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query.unsqueeze(2), key, value, attn_mask=decodes.mask, scale=form.scale, enable_gqa=heads != kv_heads
+            )
+            return output.squeeze(2)
+        grouped = query.reshape(count, kv_heads, heads // kv_heads, width)
         sinks = None if form.sinks is None else form.sinks.view(1, kv_heads, -1, 1)
         return _weigh(grouped, key, value, decodes.mask, form, sinks).reshape(count, heads, -1)
+
+    def _read(self, tensor: torch.Tensor, decodes: Decodes, sequences: int) -> torch.Tensor:
+        """Return [sequences, heads, keys, size] of one layer, a view where the keys of a single sequence lie in order."""
+        if decodes.begin is None:
+            return self._gather(tensor, decodes.blocks, sequences, decodes.keys)
+        return tensor[decodes.begin : decodes.begin + decodes.keys].transpose(0, 1).unsqueeze(0)
 
     def _gather(self, tensor: torch.Tensor, blocks: torch.Tensor, sequences: int, keys: int) -> torch.Tensor:
         """Return [sequences, heads, keys, size] out of the blocks of one layer."""

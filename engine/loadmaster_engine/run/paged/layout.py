@@ -16,13 +16,15 @@ class Decodes(NamedTuple):
     """Sequences with one new token each and tables of similar length, attended together.
 
     `rows` (int64) are their tokens in the packed batch; `blocks` [sequences * blocks each] what to gather; the first `keys`
-    gathered positions count. `mask` [sequences, 1, 1, keys] is added to scores, None where all keys are seen.
+    gathered positions count. `mask` [sequences, 1, 1, keys] is added to scores, None where all keys are seen. `begin` is the
+    slot of the first key where a single sequence's blocks follow one another, so that nothing need be gathered.
     """
 
     rows: torch.Tensor
     blocks: torch.Tensor
     keys: int
     mask: torch.Tensor | None
+    begin: int | None
 
 
 class Chunk(NamedTuple):
@@ -123,11 +125,14 @@ class PackedStep:
             place = torch.arange(keys, device=self._device)
             lows, highs = (torch.tensor(edge, device=self._device).unsqueeze(1) for edge in (low, high))
             mask = self._added((place >= lows) & (place < highs)).view(len(rows), 1, 1, keys)
+        blocks = [block for table in tables for block in table]
+        in_order = len(rows) == 1 and blocks == list(range(blocks[0], blocks[0] + len(blocks)))
         return Decodes(
             torch.tensor([self._begins[index] for index in group], device=self._device),
-            torch.tensor([block for table in tables for block in table], device=self._device),
+            torch.tensor(blocks, device=self._device),
             keys,
             mask,
+            blocks[0] * self._size if in_order else None,
         )
 
     def _chunk(self, index: int, row: Row, window: int) -> Chunk:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from loadmaster_engine.run.adapters.adapters import Adapters
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.run.paged.arena import KvArena
+from loadmaster_engine.run.paged.arranged import arrange as arrange_matrices
+from loadmaster_engine.run.paged.arranged import can_arrange
 from loadmaster_engine.run.paged.attention import StepCache
 from loadmaster_engine.run.paged.layout import PackedStep
 from loadmaster_engine.run.paged.peak import Peak
@@ -37,12 +39,11 @@ class ServingPart:
                 why="its model family has no attention over blocks of keys and values",
                 hints=["Engine.generate runs it, one batch at a time"],
             )
-        if device == "cpu":
-            widen(model.module)
         self._model: PagedModel = model
         self._adapters = adapters
         self._rank = rank
         self._device = device
+        self._arrange = False
         self._layout: KvLayout | None = None
         self._arena: KvArena | None = None
 
@@ -50,21 +51,39 @@ class ServingPart:
         """Answer Probe with Probed."""
         import torch
 
+        asked = decode(body, Probe)
         with torch.inference_mode(), self._adapters.probing():
-            self._model.kv_layout(1)  # what libraries take when they are first used is not the step's
+            arranged = self._prepare(arrange=asked.arrange)
             with Peak(self._device) as peak:
-                self._layout = self._model.kv_layout(decode(body, Probe).tokens)
+                self._layout = self._model.kv_layout(asked.tokens)
         free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
-        return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free)))
+        return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free, arranged=arranged)))
+
+    def _prepare(self, *, arrange: bool) -> int:
+        """Choose how products are computed, and return the bytes of arranged matrices. Runs one token, so all ranks call it."""
+        import torch
+
+        def run() -> None:
+            with torch.inference_mode():
+                self._model.kv_layout(1)
+
+        self._arrange = arrange
+        arranged = 0
+        if self._device == "cpu":
+            arranged = arrange_matrices(self._model.module, run) if arrange and can_arrange() else 0
+            widen(self._model.module)
+        run()  # what libraries take when they are first used is not the step's
+        return arranged
 
     def take_over(self, other: ServingPart) -> bool:
         """Take the keys' and values' memory of another part, and return whether this model keeps the same in it.
 
-        Runs one token, so all ranks do this at once.
+        Runs single tokens, so all ranks do this at once.
         """
         import torch
 
         with torch.inference_mode(), self._adapters.probing():
+            self._prepare(arrange=other._arrange)
             self._layout = self._model.kv_layout(1)
         self._arena = other._arena
         return other._layout is None or other._layout == self._layout
