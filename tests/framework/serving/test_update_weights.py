@@ -285,7 +285,7 @@ def test_one_thing_at_a_time(old: Path, new: Path) -> None:
             last = asyncio.create_task(engine.update_weights(old))
             while not engine.model.updating:
                 await asyncio.sleep(0)
-        with pytest.raises(lm.LoadmasterError, match="LM-UPDATE-CLOSED|LM-ENGINE-FAILED"):
+        with pytest.raises(lm.LoadmasterError, match=r"LM-UPDATE-CLOSED|LM-ENGINE-FAILED"):
             await last
 
     asyncio.run(scene())
