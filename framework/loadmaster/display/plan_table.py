@@ -10,6 +10,7 @@ from loadmaster.display.columns import align, facts
 from loadmaster.display.findings import finding_lines, ignored_text
 from loadmaster.display.quantised import quantised_lines
 from loadmaster.display.rank_split import heads_line, rank_split
+from loadmaster.display.serving_need import serving_line
 from loadmaster.display.units import count, size
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.findings import Finding
@@ -105,6 +106,7 @@ def _account(plan: LoadPlan) -> list[tuple[str, str]]:
         ("reads", _reads(plan)),
         ("fills", _fills(plan)),
         ("storage", _storage(plan)),
+        ("serving", serving_line(plan)),
         ("planned", f"from {size(plan.bytes_read_to_plan)} of headers and configuration"),
         ("digest", plan.digest),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from loadmaster.display.units import size
 from loadmaster.remedies import narrower
 from loadmaster.serving.budget import GATHERED, MARGIN, activation_bound
 from loadmaster.serving.settings import EngineSettings
@@ -25,9 +26,11 @@ class Need(NamedTuple):
     """What serving needs at least, in bytes over all ranks of a node.
 
     A token's keys and values take `token` bytes, all that are asked for `kv`, and `share` times that with what is gathered.
+    `mapped` bytes of weights are files in the page cache, which takes no more than there is.
     """
 
     weights: int
+    mapped: int
     adapters: int
     libraries: int
     activation: int
@@ -45,30 +48,43 @@ class Need(NamedTuple):
         """All of it."""
         return self.others + int(self.kv * self.share)
 
+    def __str__(self) -> str:
+        """Return the sum in words."""
+        beside = f" beside {size(self.mapped)} of mapped files" if self.mapped else ""
+        others = (
+            ("adapters", self.adapters),
+            ("libraries", self.libraries),
+            ("activations", self.activation),
+            ("keys and values", self.kv),
+        )
+        parts = [f"weights {size(self.weights)}{beside}", *(f"{name} {size(nbytes)}" for name, nbytes in others if nbytes)]
+        return f"{' + '.join(parts)}, {self.share - 1:.0%} of which is gathered at a time"
+
     def fitting(self, usable: int, block_size: int) -> int:
         """Return the tokens, in whole blocks, whose keys and values fit beside everything else."""
         left = max(0, usable - self.others)
         return int(left / self.share) // (self.token * block_size) * block_size
 
 
-def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, *, adapters: int = 0, processes: bool) -> None:
-    """Raise ResourceError LM-MEMORY-FIT when what serving needs at least exceeds `available` bytes.
+def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, *, adapters: int = 0, processes: bool) -> str:
+    """Return the sum of what serving needs at least, in words, beside what there is.
+
+    Raises ResourceError LM-MEMORY-FIT when that exceeds what can be used of `available` bytes.
 
     Keys and values are estimated from the configuration: exact for attention without a latent. Temporary memory of the load is
     given back before any of this is taken, and has been checked by itself. `adapters` is the memory for those, in bytes;
     `processes` says that ranks have one each.
     """
-    least = partial(_need, plan, settings, adapters, processes)
+    least = partial(need_of, plan, settings, adapters, processes)
     need = least(len(plan.ranks))
     usable = int(available * (1 - MARGIN))
     if need.total <= usable:
-        return
+        return f"serving needs {size(need.total)} at least, {size(usable)} of {size(available)} can be used: {need}"
     raise ResourceError(
         "LM-MEMORY-FIT",
-        f"the model does not fit: {_gb(need.total)} needed, {_gb(usable)} of {_gb(available)} can be used",
+        f"the model does not fit: {size(need.total)} needed, {size(usable)} of {size(available)} can be used",
         where={"ranks": len(plan.ranks), "device": plan.settings.device},
-        why=f"weights {_gb(need.weights)} + adapters {_gb(need.adapters)} + libraries {_gb(need.libraries)} + activations "
-        f"{_gb(need.activation)} + keys and values {_gb(need.kv)}, {need.share - 1:.0%} of which is gathered at a time",
+        why=str(need),
         hints=[
             *_shorter(plan.outline, settings, need, usable),
             *narrower(plan, usable - need.total + need.weights),
@@ -79,7 +95,8 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, *, adap
     )
 
 
-def _need(plan: LoadPlan, settings: EngineSettings, adapters: int, processes: bool, ranks: int) -> Need:
+def need_of(plan: LoadPlan, settings: EngineSettings, adapters: int, processes: bool, ranks: int) -> Need:
+    """Return what serving a plan over so many ranks needs; `adapters` and `processes` are as in `check_plan`."""
     outline = plan.outline
     token = 2 * _kv_heads(outline, ranks) * outline.head_dim * outline.num_layers * itemsize(plan.dtype)
     tokens = settings.block_size if settings.max_model_len == "auto" else settings.max_model_len
@@ -88,6 +105,7 @@ def _need(plan: LoadPlan, settings: EngineSettings, adapters: int, processes: bo
         tokens = min(outline.max_positions or tokens, max(tokens, kv // token))
     return Need(
         weights=sum(rank.bytes for rank in plan.ranks),
+        mapped=sum(op.source.nbytes for rank in plan.ranks for op in rank.reads if op.via == "mapped" and not op.repeated),
         adapters=adapters,
         libraries=ranks * (PROCESS_BYTES if processes else THREAD_BYTES),
         activation=activation_bound(outline, plan.dtype, ranks, settings, tokens),
@@ -122,7 +140,3 @@ def _fewer_ranks(ranks: int, least: Callable[[int], Need], usable: int) -> list[
     return [f"--tp {count} fits: more ranks do not divide a node's memory" for count in fewer if least(count).total <= usable][
         :1
     ]
-
-
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.3f} GB"

@@ -144,7 +144,7 @@ class ServedModel(Engine):
         super()._check_memory(plan, available)
         if plan.settings.device == "cpu":
             adapters, processes = self._limits.budget(plan), self._ranks.separate
-            check_plan(plan, self._settings, available, adapters=adapters, processes=processes)
+            self._notice(check_plan(plan, self._settings, available, adapters=adapters, processes=processes))
 
     def _reserve_kv(self) -> KvPlan:
         free = self.manager.reserved
