@@ -1,4 +1,4 @@
-"""What tests of several folders share: a check that no process and no shared memory is left behind."""
+"""What tests of several folders share: one compute thread each, and a check that no process and no memory is left behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.executors.process_watch import MARK, becomes_true, children, marked
+
+# Tests run side by side, one process per core. With more threads each they would wait for each other, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
