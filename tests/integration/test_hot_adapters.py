@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 import loadmaster as lm
-from hot_adapters import IDS, World, make_world, tokens, truncated
+from hot_adapters import World, make_world, tokens, truncated
 from loadmaster.adapters.planning import AdapterPlanning
 from loadmaster.serving import AsyncEngine, EngineSettings, SamplingParams
 from loadmaster_engine.plan.adapter_source import AdapterRequest
 from loadmaster_engine.run.adapter_planning import NICENESS
 from loadmaster_hookspecs.plan import AdapterPlan
+from tiny_models import IDS
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def below() -> list[psutil.Process]:
     """Return this process's descendants."""
-    return psutil.Process(os.getpid()).children(recursive=True)
+    found: list[psutil.Process] = psutil.Process(os.getpid()).children(recursive=True)
+    return found
 
 
 def niced() -> list[int]:
