@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +18,12 @@ import pytest
 
 from engine.executors.process_watch import becomes_true, marked
 from engine.executors.toy_services import BROKEN, encode, specs
+from loadmaster_engine.executors.deadline import Deadline
+from loadmaster_engine.executors.multiprocess.channel import Channel
 from loadmaster_engine.executors.multiprocess.executor import MultiprocessFactory
+from loadmaster_engine.executors.multiprocess.handle import WorkerHandle
+from loadmaster_engine.executors.multiprocess.messages import STARTED, FromWorker, Reply, ToWorker
+from loadmaster_engine.executors.multiprocess.server import Server
 from loadmaster_hookspecs.errors import LoadmasterError, UsageError, WorkerError
 from loadmaster_hookspecs.events import Event, Failed
 from loadmaster_hookspecs.executors import Executor
@@ -189,10 +196,33 @@ def test_a_death_is_seen_although_the_other_thread_takes_in_its_notice(workers: 
     beside.stop()
 
 
+def test_what_a_worker_said_last_is_read_although_its_exit_was_noted_before() -> None:
+    ours, theirs = socket.socketpair()
+    handle = WorkerHandle(0, Channel(ours, msgspec.msgpack.Decoder(FromWorker)))
+    told = Channel(theirs, msgspec.msgpack.Decoder(ToWorker))
+    told.send(Reply(STARTED, b"the last"))
+    handle.exited(1)  # noted by another thread
+    assert not handle.lost
+    assert [envelope.message for envelope in handle.read()] == [Reply(STARTED, b"the last")]
+    assert handle.lost
+    handle.close()
+    told.close()
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Let threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("eager_threads")
 def test_threads_that_fork_fail_and_call_at_once_get_what_is_theirs(workers: Executor) -> None:
     workers.start(specs(2), timeout=20)
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + 2.0
 
     def calling() -> int:
         count = 0
@@ -219,3 +249,25 @@ def test_threads_that_fork_fail_and_call_at_once_get_what_is_theirs(workers: Exe
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(calling), pool.submit(forking, 1), pool.submit(forking, 2)]
         assert all(job.result(60) for job in jobs)
+
+
+@pytest.mark.usefixtures("eager_threads", "mark")
+def test_every_notice_finds_its_worker_whichever_thread_takes_it_in() -> None:
+    server = Server(())
+
+    def forking(count: int) -> None:
+        for _ in range(count):
+            deadline = Deadline(20)
+            handle = server.fork(specs(1)[0], deadline)
+            while not handle.pid and not deadline.expired:
+                server.take_notices()
+            server.end_workers([handle])
+            assert handle.code == -signal.SIGKILL
+            server.give_up([handle])
+
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            for job in [pool.submit(forking, 25) for _ in range(6)]:
+                job.result(60)
+    finally:
+        server.kill()
