@@ -66,6 +66,7 @@ def test_two_ranks_and_planners_that_come_and_go(world: World, tmp_path: Path) -
             everything = await engine.adapters.load("everything", str(world.adapters["everything"]))
             planners = niced()
             assert len(planners) == 1
+            assert [process.name() for process in below()].count("loadmaster-fork") == 1
             assert psutil.Process(planners[0]).nice() == NICENESS
             with pytest.raises(lm.IntegrityError):
                 await engine.adapters.load("broken", str(broken))
