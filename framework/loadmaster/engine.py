@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -45,7 +45,7 @@ from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
 from loadmaster_hookspecs.errors import IntegrityError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
-from loadmaster_hookspecs.executors import EventSink, Executor
+from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import Tokenizer
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadMode
 
@@ -121,7 +121,7 @@ class Engine:
         )
         name = executor or ("inline" if tensor_parallel == 1 else "multiprocess")
         self._ranks = Ranks(self._host, name, tensor_parallel, distributed_init_method, self._observe)
-        self._updates = Updates(self._host, self._ranks.record, self._planner, self._ranks.call_in_turn, self._observe)
+        self._updates = Updates(self._host, self._ranks.record, self._ranks.planner, self._ranks.call_in_turn, self._observe)
         try:
             plan, ranks = self._start(path, settings, adapters or {})
         except BaseException:  # boundary: whatever interrupts the load, its workers must not outlive it
@@ -313,9 +313,6 @@ class Engine:
         self._ranks.end()
         return self._load(msgspec.structs.replace(settings, untie=True))
 
-    def _planner(self) -> AbstractContextManager[Executor]:
-        return self._ranks.planner(self._modules())
-
     def _modules(self) -> tuple[str, ...]:
         return modules_for(self._host, self._ranks.record, self._index.config)
 
@@ -347,7 +344,8 @@ class Engine:
     def _manage_adapters(self, plan: LoadPlan) -> AdapterManager:
         """Return what lets adapters come and go, with those of the plan."""
         base = PlanRequest(index=self._index, settings=plan.settings)
-        planning = AdapterPlanning(self._ranks.factory, self._ranks.record, base, self._ranks.turn, self._notice)
+        ranks = self._ranks
+        planning = AdapterPlanning(ranks.beside, ranks.separate, ranks.record, base, ranks.turn, self._notice)
         return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
 
     @contextmanager

@@ -27,29 +27,29 @@ TURN_TIMEOUT = 3600.0
 class Ranks:
     """One or several ranks, each a process or in this one. Threads take turns: ranks work on one thing at a time.
 
-    `factory` makes executors of their kind, `record` tells processes how to make the plugin host, and `method` ranks how to
-    meet. `executor` is for whoever has the turn.
+    `record` tells processes how to make the plugin host, and `method` ranks how to meet. `executor` is for whoever has the
+    turn.
     """
 
     def __init__(self, host: PluginHost, name: str, world_size: int, init_method: str, on_event: EventSink) -> None:
-        self.factory = host.executor(name)
-        self.separate = self.factory.separate_processes
+        self._factory = host.executor(name)
+        self.separate = self._factory.separate_processes
         self._on_event = on_event
         self._lock = threading.Lock()
         self.record = record_for(self.separate, host)
         check_init_method(init_method, os.environ, world_size)
         self._meeting_file = MeetingFile(init_method)
         self.method = init_method_for(self.separate, init_method, world_size)
-        self.executor = self.another()
-
-    def another(self, preload: Sequence[str] = ()) -> Executor:
-        """Return an executor of the same kind that runs nothing yet. Its processes have imported `preload`."""
-        return self.factory.create(preload=preload, on_event=self._on_event)
+        self.executor = self._factory.create(preload=(), on_event=on_event)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Have processes import modules before they are ranks. Begins at once and does not wait."""
-        self.executor = self.another(modules)
+        self.executor = self._factory.create(preload=modules, on_event=self._on_event)
         self.executor.prepare()
+
+    def beside(self) -> Executor:
+        """Return an executor that needs no turn. Its processes start at once with what those of the ranks have imported."""
+        return self.executor.beside(on_event=lambda _: None)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -85,17 +85,17 @@ class Ranks:
         return Answer(states, time.perf_counter() - begin)
 
     @contextmanager
-    def planner(self, preload: Sequence[str]) -> Iterator[Executor]:
+    def planner(self) -> Iterator[Executor]:
         """Yield what plans while the model runs.
 
-        Where ranks are processes it has a server of its own, so that calls go on. In this process it takes turns with them:
+        Where ranks are processes it runs beside them, so that calls go on. In this process it takes turns with them:
         modelling code changes settings of the whole process while a planner looks at it.
         """
         if not self.separate:
             with self.turn():
                 yield self.executor
             return
-        planner = self.another(preload)
+        planner = self.executor.beside(on_event=self._on_event)
         try:
             yield planner
         finally:

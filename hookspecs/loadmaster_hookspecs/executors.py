@@ -113,6 +113,15 @@ class Executor(Protocol):
         """End all workers: ask, then kill. Leaves no process and no shared memory. Safe to call twice."""
         ...
 
+    def beside(self, *, on_event: EventSink) -> Executor:
+        """Return an executor with ranks of its own over what this one has prepared, such as imports in other processes.
+
+        It may be used from another thread while this one runs calls, and neither sees the other's errors. Stopping it leaves
+        this one alone. It needs this one: stop it first; processes that it still has then end with this one's, and calls to
+        them raise LoadmasterError.
+        """
+        ...
+
 
 class ExecutorFactory(Protocol):
     """Makes executors of one kind. Returned by the `loadmaster_executors` hook."""

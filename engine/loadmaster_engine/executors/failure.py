@@ -85,6 +85,15 @@ def not_started() -> LoadmasterError:
     return UsageError("LM-EXECUTOR-NOT-STARTED", "the executor has no ranks to call", hints=["call start first"])
 
 
+def not_prepared() -> LoadmasterError:
+    """Return the error for ranks beside an executor that has not been prepared, or has been stopped."""
+    return UsageError(
+        "LM-EXECUTOR-NOT-PREPARED",
+        "the executor beside which ranks were to start runs nothing",
+        hints=["call its prepare first", "it ends what was started beside it when it stops"],
+    )
+
+
 def already_started() -> LoadmasterError:
     """Return the error for a second `start`."""
     return UsageError("LM-EXECUTOR-STARTED", "the executor has been started before", hints=["call stop before starting again"])

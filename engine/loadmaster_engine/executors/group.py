@@ -43,13 +43,17 @@ class Workplace(Protocol):
         """Return a group of one rank per spec, not yet started."""
         ...
 
+    def beside(self, on_event: EventSink) -> Workplace:
+        """Return a workplace over what this one shares, for use from another thread. Closing it leaves this one alone."""
+        ...
+
     def close(self) -> None:
         """Release what the groups share, with everything still running in them. The workplace can be used again."""
         ...
 
 
 class GroupExecutor:
-    """The executor over one workplace. Use it from one thread at a time.
+    """The executor over one workplace. Use it from one thread at a time; those `beside` it may be used meanwhile.
 
     After an error of a call, or an interrupt during one, the ranks have ended: ranks that talk to each other are out of step
     once one of them failed. Further calls are refused with the first error's summary until `stop` and a new `start`.
@@ -114,6 +118,10 @@ class GroupExecutor:
             if group is not None:
                 group.end()
             self._workplace.close()
+
+    def beside(self, *, on_event: EventSink) -> GroupExecutor:
+        """Return an executor with ranks of its own over what this one has prepared, for use from another thread."""
+        return GroupExecutor(self._name, self._workplace.beside(on_event), on_event)
 
     @contextmanager
     def _refusing_after_error(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from loadmaster_engine.executors.deadline import Deadline
 from loadmaster_engine.executors.failure import Silent, error_of, report_of, silence
-from loadmaster_engine.executors.group import GroupExecutor, RankGroup
+from loadmaster_engine.executors.group import GroupExecutor, RankGroup, Workplace
 from loadmaster_engine.executors.last_seen import LastSeen
 from loadmaster_engine.executors.rank_thread import Outcome, RankThread, close_service, make_service
 from loadmaster_hookspecs.errors import LoadmasterError
@@ -51,6 +51,10 @@ class InlineWorkplace:
     def group(self, specs: Sequence[WorkerSpec]) -> RankGroup:
         """Return a single rank on the caller's thread, or a thread for each of several."""
         return OneRank(specs[0], self._on_event) if len(specs) == 1 else RankThreads(specs, self._on_event)
+
+    def beside(self, on_event: EventSink) -> Workplace:
+        """Return another workplace: nothing is shared."""
+        return InlineWorkplace(on_event)
 
     def close(self) -> None:
         """Do nothing: nothing is shared."""

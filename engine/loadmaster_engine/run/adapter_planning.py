@@ -5,9 +5,7 @@ An adapter that cannot be planned is told in the answer and not raised, so that 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,10 +24,9 @@ if TYPE_CHECKING:
 ADAPTER_PLANNER = "loadmaster_engine.run.adapter_planning:adapter_planner"
 BACKGROUND_PLANNER = "loadmaster_engine.run.adapter_planning:background_planner"
 
-AUTOGROUP = Path("/proc/self/autogroup")
-
 NICENESS = 7
-"""How far a planner in a process of its own stands back from the ranks when processors are short: to a fifth of their share."""
+"""How far a planner in a process of its own stands back from the ranks when processors are short: to a fifth of their share.
+They are in one session, so this counts also where a system shares processors out by session."""
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +79,6 @@ def adapter_planner(spec: WorkerSpec) -> AdapterPlannerService:
 
 
 def background_planner(spec: WorkerSpec) -> AdapterPlannerService:
-    """Make the service in a process of its own. It stands back before it imports anything that takes long."""
-    _stand_back()
-    return adapter_planner(spec)
-
-
-def _stand_back() -> None:
-    """Let other processes go first. Between sessions that share processors as groups only the session's value counts."""
+    """Make the service in a process of its own, which lets other processes go first."""
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # this system does not group by session
-        AUTOGROUP.write_text(str(NICENESS))
+    return adapter_planner(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import weakref
 from collections.abc import Sequence
 
 import msgspec
@@ -16,8 +17,8 @@ from loadmaster_engine.executors.multiprocess.diagnosis import WorkerEnd, worker
 from loadmaster_engine.executors.multiprocess.frames import ProtocolError
 from loadmaster_engine.executors.multiprocess.handle import WorkerHandle
 from loadmaster_engine.executors.multiprocess.messages import STARTED, Call, Failure, FromWorker, Reply, Stop, Told
-from loadmaster_engine.executors.multiprocess.server import Server
-from loadmaster_hookspecs.errors import LoadmasterError
+from loadmaster_engine.executors.multiprocess.server import LOOK_SECONDS, Server
+from loadmaster_hookspecs.errors import LoadmasterError, WorkerError
 from loadmaster_hookspecs.executors import EventSink, Result, WorkerSpec
 
 SETTLE_SECONDS = 0.1
@@ -43,7 +44,10 @@ class Failing(msgspec.Struct, frozen=True):
 
 
 class Crew:
-    """The workers of one group, in rank order. Used by one thread at a time; events are delivered on it."""
+    """The workers of one group, in rank order. Used by one thread at a time; events are delivered on it.
+
+    Other groups, used by other threads, may have workers from the same server. Workers of a forgotten group are killed.
+    """
 
     def __init__(self, server: Server, specs: Sequence[WorkerSpec], on_event: EventSink) -> None:
         self._server = server
@@ -52,6 +56,7 @@ class Crew:
         self._handles: list[WorkerHandle] = []
         self._request = STARTED
         self._oom_kills = oom_kills()
+        self._give_up = weakref.finalize(self, server.give_up, self._handles)
 
     def start(self, deadline: Deadline) -> None:
         """Have all workers forked, and wait until each has made its service."""
@@ -88,20 +93,19 @@ class Crew:
 
     def end(self) -> None:
         """Kill all workers and wait until they are gone. Safe to call twice."""
-        handles, self._handles = self._handles, []
-        self._server.release(handles)
+        if self._give_up.alive:
+            self._server.end_workers(self._handles)
+            self._give_up()
 
     def _turn(self, deadline: Deadline) -> list[Arrival]:
         """Wait until something happens, at most until the deadline; deliver events, and return the other messages."""
-        if self._server.ended:
-            self._server.take_notices()
         poller = select.poll()
         poller.register(self._server, select.POLLIN)
         for handle in self._handles:
             if handle.open:
                 poller.register(handle.channel, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poller.poll(min(deadline.remaining, 3600.0) * 1000)}
-        if self._server.fileno() in ready:
+        ready = {descriptor for descriptor, _ in poller.poll(min(deadline.remaining, LOOK_SECONDS) * 1000)}
+        if self._server.ended or self._server.fileno() in ready:
             self._server.take_notices()
         arrivals: list[Arrival] = []
         for handle in self._handles:
@@ -163,6 +167,8 @@ class Crew:
 
     def _death(self, lost: list[WorkerHandle]) -> LoadmasterError:
         self._server.await_exits(lost, Deadline(EXIT_SECONDS))
+        if refusal := next((handle.refusal for handle in lost if handle.refusal), ""):
+            return WorkerError("LM-WORKER-FORK", "the system refused to start a worker", why=refusal)
         dead = min(lost, key=lambda handle: (handle.code is None, handle.ended))
         now = oom_kills()
         end = WorkerEnd(

@@ -21,8 +21,9 @@ _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiti
 class WorkerHandle:
     """A worker's channel, process and last known state. Owns the channel, a pidfd and the memfd for stack dumps.
 
-    `pid` is 0 until the fork server has forked it; `code` is None until it has exited, then its exit code or minus its
-    signal, at time `ended` of the monotonic clock.
+    `pid` is 0 until the fork server has forked it, and `refusal` says why the system refused that. `code` is None until the
+    worker has exited, then its exit code or minus its signal, at time `ended` of the monotonic clock. These are noted by
+    whichever thread takes in the notice; everything else belongs to the thread of the worker's group.
     """
 
     def __init__(self, rank: int, channel: Channel[FromWorker]) -> None:
@@ -30,17 +31,24 @@ class WorkerHandle:
         self.channel = channel
         self.dump = os.memfd_create("loadmaster-dump", os.MFD_CLOEXEC)
         self.pid = 0
+        self.refusal = ""
         self.code: int | None = None
         self.ended = 0.0
         self.seen = LastSeen()
         self.open = True
+        self._closed = False
         self._pidfd = -1
         self._dump_read = 0
 
     @property
     def lost(self) -> bool:
-        """Whether the worker can no longer answer."""
-        return not self.open or self.code is not None
+        """Whether the worker can no longer answer, and all that it had to say has been read."""
+        return not self.open
+
+    @property
+    def settled(self) -> bool:
+        """Whether the worker's process is known to be gone, or never to come."""
+        return self.code is not None or bool(self.refusal)
 
     @property
     def label(self) -> str:
@@ -48,24 +56,25 @@ class WorkerHandle:
         return f"rank {self.rank} (pid {self.pid})" if self.pid else f"rank {self.rank}"
 
     def born(self, pid: int, pidfd: int) -> None:
-        """Note that the worker's process exists, and own its pidfd."""
-        self.pid = pid
+        """Note that the worker's process exists, and own its pidfd. It is killed when it was given up before."""
         self._pidfd = pidfd
+        self.pid = pid
+        if self._closed:
+            self.close()
 
     def exited(self, code: int) -> None:
         """Note that the worker's process has ended."""
-        self.code = code
         self.ended = time.monotonic()
+        self.code = code
 
     def read(self) -> list[Envelope[FromWorker]]:
         """Return the messages that have arrived, all of them when the worker has exited. Raises ProtocolError."""
-        got: int | None = 1
-        while got and self.open:
+        exited = self.code is not None
+        got = self.channel.fill(wait=False)
+        while got and exited:
             got = self.channel.fill(wait=False)
-            if got is None:
-                self.open = False
-            if self.code is None:
-                break
+        if got is None or exited:
+            self.open = False
         envelopes = []
         while (envelope := self.channel.take()) is not None:
             envelopes.append(envelope)
@@ -104,8 +113,10 @@ class WorkerHandle:
         return f"  no Python stack: the process is {_STATES[state]}" if state in _STATES else ""
 
     def close(self) -> None:
-        """Close all descriptors. Safe to call twice."""
+        """Kill the worker if it runs, without waiting for its end, and close all descriptors. Safe to call twice."""
+        self._closed = True
         self.open = False
+        self.send_signal(signal.SIGKILL)
         self.channel.close()
         for descriptor in (self.dump, self._pidfd):
             if descriptor >= 0:
