@@ -14,6 +14,11 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from bench.adapter_contestants import adapter_contestants
+from bench.adapter_files import adapters
+from bench.adapter_goals import adapter_goals
+from bench.adapter_names import ADAPTER_SIZES
+from bench.adapter_page import write_adapter_page
 from bench.checkpoint import SIZES, checkpoint
 from bench.contestants import DEFAULT_PEERS, Contestant, contestants
 from bench.environments import ENVIRONMENTS, ROOT, EnvironmentFailed, compile_own, python_of
@@ -43,6 +48,7 @@ PAGES: Final = {
     "3g": ROOT / "docs" / "benchmark.md",
     "3g-4bit": ROOT / "docs" / "benchmark-quantised.md",
     "serve": ROOT / "docs" / "benchmark-serving.md",
+    "adapters": ROOT / "docs" / "benchmark-adapters.md",
 }
 """The pages of the documentation that results of a size belong to."""
 
@@ -93,6 +99,9 @@ def _kind(size: str) -> Kind:
     if size in SERVING_SIZES:
         served = partial(serving_contestants, short=size != "serve")
         return Kind(SERVING_PEERS, served, lambda done, _: serving_goals(done), write_serving_page, loads=False)
+    if size in ADAPTER_SIZES:
+        coming = adapter_contestants(short=size != "adapters")
+        return Kind((), lambda _: coming, lambda done, _: adapter_goals(done), write_adapter_page, loads=False)
     if size in QUANTISED_SIZES:
         return Kind(QUANTISED_PEERS, quantised_contestants, lambda done, _: quantised_goals(done), write_quantised_page)
     loaded = partial(contestants, read_modes=READ_MODES, four_ranks=size == "7b")
@@ -103,7 +112,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument(
         "--size",
-        choices=(*(size for size in SIZES if size not in SERVING_SIZES), *QUANTISED_SIZES, *SERVING_SIZES),
+        choices=(*(size for size in SIZES if size not in SERVING_SIZES), *QUANTISED_SIZES, *SERVING_SIZES, *ADAPTER_SIZES),
         default="3g",
         help="the model [%(default)s]",
     )
@@ -120,7 +129,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--here", action="store_true", help="run peers with this interpreter instead of their own environments")
     parser.add_argument("--out", type=Path, help="where the JSON goes [bench/results/DATE-SIZE.json]")
     parser.add_argument(
-        "--page", type=Path, help="page to put the tables into [those in docs for 3g, 3g-4bit and serve, else beside the JSON]"
+        "--page",
+        type=Path,
+        help="page to put the tables into [one in docs for 3g, 3g-4bit, serve, adapters, else beside the JSON]",
     )
     return parser.parse_args(arguments)
 
@@ -160,6 +171,10 @@ def _model(cache: Path, size: str) -> Model:
         folder = _demo_model() if size == "serve" else synthetic
         nbytes = sum(file.stat().st_size for file in model_files(folder))
         return Model(folder=folder, ranges=folder, tensors=folder, nbytes=nbytes, plain=synthetic)
+    if size in ADAPTER_SIZES:
+        folder = _demo_model() if size == "adapters" else checkpoint(models, "tiny")
+        nbytes = sum(file.stat().st_size for file in model_files(folder))
+        return Model(folder=folder, ranges=folder, tensors=folder, nbytes=nbytes, adapters=adapters(models, folder))
     plain = checkpoint(models, plain_size(size))
     quantised = size in QUANTISED_SIZES
     folder = quantised_checkpoint(models, size) if quantised else plain

@@ -37,13 +37,17 @@ QUIET: Final = {
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, its tensor files, and the files made of it; `plain` is the unquantised one of the same shapes."""
+    """A checkpoint, its tensor files, and the files made of it.
+
+    `plain` is the unquantised one of the same shapes, `adapters` a folder with adapters of it.
+    """
 
     folder: Path
     ranges: Path
     tensors: Path
     nbytes: int
     plain: Path | None = None
+    adapters: Path | None = None
 
     def files(self, contestant: Contestant) -> list[Path]:
         """Return the files that a contestant reads."""
@@ -157,6 +161,7 @@ class Runner:
         python = str(self._pythons.get(contestant.peer, sys.executable))
         names = {"model": self._model.folder, "ranges": self._model.ranges, "tensors": self._model.tensors}
         names |= {"plain": self._model.plain} if self._model.plain else {}
+        names |= {"adapters": self._model.adapters} if self._model.adapters else {}
         arguments = [argument.format(**names) for argument in contestant.arguments]
         ranks = str(contestant.torchrun)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if contestant.torchrun else []

@@ -135,7 +135,10 @@ class BaseLayer(Protocol):
 
 
 ResultChange = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-"""Takes a module's input and its result, before ranks put theirs together, and returns the changed result."""
+"""Takes a module's input and its result, before ranks put theirs together, and returns the changed result.
+
+It may write into the result that it is given, and return that one.
+"""
 
 InputChange = Callable[["torch.Tensor"], "torch.Tensor"]
 """Takes a module's input and returns the one that is used in its place, of the same shape."""

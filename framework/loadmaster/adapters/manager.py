@@ -17,6 +17,7 @@ from loadmaster.adapters.moving import Ask
 from loadmaster.adapters.opening import open_named
 from loadmaster.adapters.planning import AdapterPlanning
 from loadmaster.adapters.residence import Residence
+from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import LoadmasterError, ResourceError, UsageError
 from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan
@@ -141,12 +142,14 @@ class AdapterManager:
 
     def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
         self._check_live()
-        request = open_named(self._host, name, path)
+        with collector_paused():  # walking over all that the process holds would keep steps waiting
+            request = open_named(self._host, name, path)
         digest = content_digest(self._host, request.index.source, request.index.files)
         present = self._catalogue.get(name)
         if present is not None and present.digest == digest:
             return self._catalogue.keep(name, pinned=pinned or None).info()
-        plan = self._planning.plan(request)
+        with collector_paused():
+            plan = self._planning.plan(request)
         self._limits.check_rank(plan)
         pinned = pinned or (present is not None and present.pinned)
         entry = Entry(plan, next(self._numbers), digest, pinned=pinned)

@@ -28,7 +28,7 @@ def live(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:
         return _live_dora(part, tensors, layer)
 
     def change(x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        return output + product(x).to(output.dtype)
+        return output.add_(product(x).to(output.dtype))
 
     return LiveChange(change)
 
@@ -83,8 +83,10 @@ def _delta(part: AdapterPart, tensors: Tensors) -> Callable[[int, int], torch.Te
 
 
 def _product(part: AdapterPart, tensors: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    a, b, scale, bias = tensors["A"], tensors["B"], part.scale, tensors.get("B_bias")
-    return lambda x: linear(linear(x.to(a.dtype), a), b, bias) * scale
+    """Return what gives scale * (B A x + bias) in float32. The scale is put on the few numbers between the factors."""
+    a, b, scale = tensors["A"], tensors["B"], part.scale
+    bias = scale * tensors["B_bias"] if "B_bias" in tensors else None
+    return lambda x: linear(linear(x.float(), a).mul_(scale), b, bias)
 
 
 def _live_dora(part: AdapterPart, tensors: Tensors, layer: BaseLayer) -> LiveChange:

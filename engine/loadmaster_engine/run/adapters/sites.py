@@ -103,7 +103,9 @@ class Site:
         if replaced is None and change.forward is None:
             if change.result is not None:
                 part = _part(output, axis, segment)
-                _write(output, axis, segment, change.result(_part(args[0], axis, segment), part))
+                changed = change.result(_part(args[0], axis, segment), part)
+                if changed is not part:
+                    _write(output, axis, segment, changed)
             return
         own = _part(args, axis, segment)
         with _replaced(self._module, replaced or {}):
