@@ -198,7 +198,7 @@ class Engine:
         check_prompts(rows, outline)
         if not rows:
             return []
-        with self._using(adapter) as use, self._computing():
+        with self._computing(adapter) as use:
             answers = complete(rows, request, self._defaults, outline, self._ranks.step, use.number)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
@@ -212,7 +212,7 @@ class Engine:
 
         ids = as_token_ids(token_ids)
         check_prompts([ids], self._plan.data.outline)
-        with self._using(adapter) as use, self._computing():
+        with self._computing(adapter) as use:
             body = encode(Tokens(ids=tuple(ids), adapter=use.number))
             results = self._ranks.call("logits", body)
         bulk = results[0].bulk
@@ -348,28 +348,23 @@ class Engine:
         """Return what lets adapters come and go, with those of the plan."""
         base = PlanRequest(index=self._index, settings=plan.settings)
         planning = AdapterPlanning(self._ranks.factory, self._ranks.record, base, self._ranks.turn, self._notice)
-        return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
-
-    @contextmanager
-    def _using(self, adapter: str | None) -> Iterator[Use]:
-        """Hold an adapter for a call. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
-        use = BASE if adapter is None else self.manager.residence.use(adapter)
-        try:
-            yield use
-        finally:
-            use.release()
+        return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._ranks.turn, self._notice)
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        """Send a call about an adapter to all ranks, in its turn."""
-        with self._ranks.turn():
-            return self._ranks.ask_adapter(op, bodies)
+        """Send a call about an adapter to all ranks, in a turn that the caller has."""
+        return self._ranks.ask_adapter(op, bodies)
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Take a turn to compute something."""
-        with self._ranks.turn():
-            self._check_awake()
-            yield
+    def _computing(self, adapter: str | None) -> Iterator[Use]:
+        """Hold an adapter and take a turn to compute something. Raises UsageError LM-USAGE-ADAPTER when there is none such."""
+        use = BASE if adapter is None else self.manager.residence.use(adapter)
+        try:
+            with self._ranks.turn():
+                self._check_awake()
+                use.check()
+                yield use
+        finally:
+            use.release()
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:

@@ -130,12 +130,9 @@ class ServedModel(Engine):
         return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        with self._ranks.turn():
-            if self._forgot_weights:
-                raise ResourceError(
-                    "LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"]
-                )
-            return self._ranks.ask_adapter(op, bodies)
+        if self._forgot_weights:
+            raise ResourceError("LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"])
+        return self._ranks.ask_adapter(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         self._settings, line = with_tuned(self._wanted, plan)
