@@ -77,7 +77,7 @@ def test_weights_that_change_before_an_adapter_can_be_named_refuse_it(world: Wor
 
 def test_weights_that_change_while_a_thread_loads_adapters_end_nothing(world: World) -> None:
     ended = threading.Event()
-    codes = set()
+    codes: set[str] = set()
 
     def come_and_go() -> None:
         while not ended.is_set():
