@@ -249,9 +249,10 @@ class Engine:
             self._check_awake()
             merged = self._adapters if self.manager.merged else ()
             update = self._updates.load(path, self._plan.data, merged, self._promised)
-            self._between_calls(partial(self._swap, update))
+            lost = self._between_calls(partial(self._swap, update))
             self._plan, self._report = Plan(update.plan), update.report
-            if line := overflow_notice(update.report.ranks, update.plan.dtype):
+            overflow = overflow_notice(update.report.ranks, update.plan.dtype)
+            for line in (*lost.values(), *([overflow] if overflow else [])):
                 self._notice(line)
 
     def close(self) -> None:
@@ -323,15 +324,15 @@ class Engine:
         """Return the bytes of free memory that belong to something already."""
         return 0
 
-    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> None:
-        """Change weights while no request is under way."""
-        swap()
+    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> dict[int, str]:
+        """Change weights while no request is under way, and return what `swap` does."""
+        return swap()
 
     def _check_awake(self) -> None:
         """Raise UsageError when nothing can be computed for now."""
 
     def _swap(self, update: Update) -> dict[int, str]:
-        """Change to new weights and make the live adapters on them again. Returns those that cannot be, with the error."""
+        """Change to new weights and make the live adapters on them again. Returns what to tell of those that cannot be."""
         with self._ranks.turn():
             update.swap(self._ranks.call)
             self.manager.forget()

@@ -86,7 +86,7 @@ class Residence:
     def bring_back(self, ask: Ask) -> dict[int, str]:
         """Load all adapters again, under their numbers, onto ranks that have forgotten them.
 
-        Those whose files have changed or gone are dropped: returns why, by their numbers.
+        Those whose files have changed or gone are dropped: returns what is to be told about them, by their numbers.
         """
         lost = {}
         for entry in self._catalogue.held():
@@ -97,7 +97,6 @@ class Residence:
                 entry.resident = True
             except LoadmasterError as error:
                 lost[entry.number] = f"adapter {entry.name} cannot be loaded again and is dropped: {error.report.summary}"
-                self._tell(lost[entry.number])
                 if not entry.retired:
                     self.leave(entry.name)
         return lost

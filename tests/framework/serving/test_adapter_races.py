@@ -15,7 +15,8 @@ import loadmaster as lm
 from adapter_workers import services_of
 from hot_adapters import World, deltas, make_world, other_content, tokens
 from loadmaster.adapters import residence
-from loadmaster.serving import AsyncEngine, EngineSettings
+from loadmaster.serving import AsyncEngine, EngineSettings, SamplingParams
+from loadmaster_hookspecs.events import Event, Notice
 from tiny_models import IDS
 
 SETTINGS = EngineSettings(block_size=4, max_batch_tokens=16, max_running=8)
@@ -207,3 +208,38 @@ def test_a_pin_that_is_set_while_other_content_arrives_stays_with_the_name(
         after(monkeypatch, "bring_in", lambda: engine.adapters.pin("it"))
         assert engine.adapters.load("it", second).pinned
         assert engine.adapters.list()[0].pinned
+
+
+def test_an_observer_that_raises_about_a_lost_adapter_changes_nothing_else(world: World, tmp_path: Path) -> None:
+    goes = shutil.copytree(world.adapters["attention"], tmp_path / "goes")
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Notice) and "dropped" in event.text:
+            raise ZeroDivisionError
+
+    async def scene() -> None:
+        given = {"goes": goes, "stays": world.adapters["dora"]}
+        options: Any = {"executor": "inline", "adapters": given, "on_event": observe}
+        async with await AsyncEngine.open(world.model, settings=SETTINGS, **options) as engine:
+            await engine.sleep(2)
+            shutil.rmtree(goes)
+            lost, good = (asyncio.create_task(deltas(engine, name)) for name in given)
+            await asyncio.sleep(0)
+            with pytest.raises(ZeroDivisionError):
+                await engine.wake()
+            assert (await lost)[-1].finish_reason == "error"
+            assert tuple(token for delta in await good for token in delta.ids) == world.expected["dora"]
+            assert [info.name for info in engine.adapters.list()] == ["stays"]
+
+    asyncio.run(scene())
+
+
+def test_no_adapter_may_be_said_as_none(world: World) -> None:
+    async def scene() -> None:
+        async with await AsyncEngine.open(world.model, settings=SETTINGS, executor="inline") as engine:
+            params = SamplingParams(max_tokens=1)
+            for name in (None, ""):
+                assert [delta.ids async for delta in engine.generate(IDS, params, adapter=name)] == [world.expected[""][:1]]
+            assert [(each.name, each.requests) for each in engine.stats().adapters] == [("", 2)]
+
+    asyncio.run(scene())
