@@ -95,8 +95,9 @@ class AsyncEngine:
     def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str | None = "") -> Stream:
         """Queue a request and return the stream of its deltas. Call it on an event loop.
 
-        `adapter` names one; None and an empty name stand for none. Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining and, with code
-        LM-ENGINE-BUSY, when `max_waiting` requests wait, and WorkerError after a worker has failed.
+        `adapter` names one; None and an empty name stand for none. Raises UsageError for a prompt, an adapter or parameters
+        that cannot be, ResourceError while draining and, with code LM-ENGINE-BUSY, when `max_waiting` requests wait, and
+        WorkerError after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)
