@@ -100,12 +100,17 @@ class Workers:
         return np.frombuffer(result.bulk, dtype=np.float32).reshape(len(IDS), -1)
 
     def services(self) -> list[WorkerService]:
-        """Return the ranks themselves, which live in this process."""
-        group: Any = self.engine._ranks.executor._group  # type: ignore[attr-defined]
-        return [group._service] if hasattr(group, "_service") else [thread._service for thread in group._threads.values()]
+        """Return the ranks themselves."""
+        return services_of(self.engine)
 
     def _blocks(self, piece: Piece) -> int:
         return -(-(piece.start + len(piece.ids)) // BLOCK)
 
     def _states(self, op: str, *messages: msgspec.Struct) -> list[AdapterState]:
         return [decode(body, AdapterState) for body in self.call(op, *messages)]
+
+
+def services_of(engine: lm.Engine) -> list[WorkerService]:
+    """Return the ranks of an engine, which live in this process."""
+    group: Any = engine._ranks.executor._group  # type: ignore[attr-defined]
+    return [group._service] if hasattr(group, "_service") else [thread._service for thread in group._threads.values()]

@@ -198,7 +198,7 @@ class Engine:
         check_prompts(rows, outline)
         if not rows:
             return []
-        with self._using(adapter) as use, self._computing():
+        with self._computing(adapter) as use:
             answers = complete(rows, request, self._defaults, outline, self._ranks.step, use.number)
         tokenizer = self.tokenizer if self._has_tokenizer(batch) else None
         return [to_completion(ids, reason, tokenizer) for ids, reason in answers]
@@ -212,7 +212,7 @@ class Engine:
 
         ids = as_token_ids(token_ids)
         check_prompts([ids], self._plan.data.outline)
-        with self._using(adapter) as use, self._computing():
+        with self._computing(adapter) as use:
             body = encode(Tokens(ids=tuple(ids), adapter=use.number))
             results = self._ranks.call("logits", body)
         bulk = results[0].bulk
@@ -249,9 +249,10 @@ class Engine:
             self._check_awake()
             merged = self._adapters if self.manager.merged else ()
             update = self._updates.load(path, self._plan.data, merged, self._promised)
-            self._between_calls(partial(self._swap, update))
+            lost = self._between_calls(partial(self._swap, update))
             self._plan, self._report = Plan(update.plan), update.report
-            if line := overflow_notice(update.report.ranks, update.plan.dtype):
+            overflow = overflow_notice(update.report.ranks, update.plan.dtype)
+            for line in (*lost.values(), *([overflow] if overflow else [])):
                 self._notice(line)
 
     def close(self) -> None:
@@ -320,15 +321,15 @@ class Engine:
         """Return the bytes of free memory that belong to something already."""
         return 0
 
-    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> None:
-        """Change weights while no request is under way."""
-        swap()
+    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> dict[int, str]:
+        """Change weights while no request is under way, and return what `swap` does."""
+        return swap()
 
     def _check_awake(self) -> None:
         """Raise UsageError when nothing can be computed for now."""
 
     def _swap(self, update: Update) -> dict[int, str]:
-        """Change to new weights and make the live adapters on them again. Returns those that cannot be, with the error."""
+        """Change to new weights and make the live adapters on them again. Returns what to tell of those that cannot be."""
         with self._ranks.turn():
             update.swap(self._ranks.call)
             self.manager.forget()
@@ -346,28 +347,23 @@ class Engine:
         base = PlanRequest(index=self._index, settings=plan.settings)
         ranks = self._ranks
         planning = AdapterPlanning(ranks.beside, ranks.separate, ranks.record, base, ranks.turn, self._notice)
-        return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, self._notice)
-
-    @contextmanager
-    def _using(self, adapter: str | None) -> Iterator[Use]:
-        """Hold an adapter for a call. Raises UsageError LM-USAGE-ADAPTER when none is called so."""
-        use = BASE if adapter is None else self.manager.residence.use(adapter)
-        try:
-            yield use
-        finally:
-            use.release()
+        return AdapterManager(self._host, plan, self._limits, planning, self._ask_about_adapter, ranks.turn, self._notice)
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        """Send a call about an adapter to all ranks, in its turn."""
-        with self._ranks.turn():
-            return self._ranks.ask_adapter(op, bodies)
+        """Send a call about an adapter to all ranks, in a turn that the caller has."""
+        return self._ranks.ask_adapter(op, bodies)
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Take a turn to compute something."""
-        with self._ranks.turn():
-            self._check_awake()
-            yield
+    def _computing(self, adapter: str | None) -> Iterator[Use]:
+        """Hold an adapter and take a turn to compute something. Raises UsageError LM-USAGE-ADAPTER when there is none such."""
+        use = BASE if adapter is None else self.manager.residence.use(adapter)
+        try:
+            with self._ranks.turn():
+                self._check_awake()
+                use.check()
+                yield use
+        finally:
+            use.release()
 
     def _announce(self, plan: LoadPlan) -> None:
         for finding in plan.findings:

@@ -35,7 +35,7 @@ class Ranks:
         self._factory = host.executor(name)
         self.separate = self._factory.separate_processes
         self._on_event = on_event
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.record = record_for(self.separate, host)
         check_init_method(init_method, os.environ, world_size)
         self._meeting_file = MeetingFile(init_method)
@@ -53,7 +53,7 @@ class Ranks:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let one thread at a time use the ranks: they hold one batch. Waits for its turn within a limit."""
+        """Let one thread at a time use the ranks: they hold one batch. Waits within a limit; a thread's turns nest."""
         if not self._lock.acquire(timeout=TURN_TIMEOUT):
             raise ResourceError(
                 "LM-ENGINE-BUSY",

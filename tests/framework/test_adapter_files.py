@@ -82,3 +82,15 @@ def test_shards_with_an_index(tmp_path: Path) -> None:
     with pytest.raises(lm.IntegrityError) as caught:
         lm.plan(made.model, adapters={"it": made.adapter})
     assert caught.value.code == "LM-SHARD-MISSING"
+
+
+def test_errors_call_the_configuration_by_the_name_that_it_has(tmp_path: Path) -> None:
+    made = make_adapter(tmp_path)
+    (made.adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(lm.IntegrityError) as caught:
+        lm.plan(made.model, adapters={"it": made.adapter})
+    assert caught.value.report.summary == "adapter_config.json is malformed"
+    assert caught.value.report.where == {"adapter": "it", "file": "adapter_config.json"}
+    (made.adapter / STORED).unlink()
+    with pytest.raises(lm.LoadmasterError, match=r"files?: adapter_config\.json"):
+        lm.plan(made.model, adapters={"it": made.adapter})

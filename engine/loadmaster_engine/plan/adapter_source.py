@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from loadmaster_engine.attribution import AttributedFormat
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_hookspecs.errors import IntegrityError
+from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, from_report
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_hookspecs.formats import CheckpointIndex
 from loadmaster_hookspecs.sources import FileEntry, RangeReader, Source
@@ -15,6 +17,7 @@ CONFIG = "adapter_config.json"
 MODEL_CONFIG = "config.json"
 PREFIX = "adapter_"
 """How the names of an adapter's files begin; the folder may hold a tokenizer, or a whole model, besides."""
+_SHOWN = re.compile(rf"\b(?<!_){re.escape(MODEL_CONFIG)}\b")
 
 
 class AdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,18 @@ def _stored(name: str) -> str:
     return CONFIG if name == MODEL_CONFIG else name
 
 
+def _as_stored(error: LoadmasterError) -> LoadmasterError:
+    """Return a format's error with the configuration's own name, which the folder's owner looks for."""
+    report = error.report
+
+    def renamed(text: str) -> str:
+        return _SHOWN.sub(CONFIG, text)
+
+    where = {key: renamed(value) if isinstance(value, str) else value for key, value in report.where.items()}
+    summary, why = renamed(report.summary), renamed(report.why)
+    return from_report(msgspec.structs.replace(report, summary=summary, why=why, where=where))
+
+
 def open_adapter(host: PluginHost, name: str, uri: str) -> AdapterRequest:
     """Return the adapter at `uri`, from headers and configuration alone. Runs in the host and imports no torch.
 
@@ -79,8 +94,11 @@ def open_adapter(host: PluginHost, name: str, uri: str) -> AdapterRequest:
             hints=["give the folder that holds adapter_model.safetensors or adapter_model.bin, and its configuration"],
         )
     source = AdapterSource(plain)
-    loader = AttributedFormat(host, host.detect_format(source))
-    opened = loader.open(source)
+    try:
+        loader = AttributedFormat(host, host.detect_format(source))
+        opened = loader.open(source)
+    except LoadmasterError as error:
+        raise _as_stored(error) from error.__cause__
     # An adapter's folder has few files: each that could be it as well is worth a remark.
     closed = tuple(
         Finding(level="info", code="LM-ADAPTER-FILE", where=each.name, message=f"{each.name} is left out: {each.reason}")

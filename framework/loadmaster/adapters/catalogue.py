@@ -74,9 +74,10 @@ class Catalogue:
             return (*self._by_name.values(), *self._leaving)
 
     def publish(self, entry: Entry) -> Entry | None:
-        """Let requests name an adapter. Returns the one that had the name if it is to be closed now."""
+        """Let requests name an adapter, pinned if the one that had the name was. Returns that one if it is to be closed now."""
         with self._lock:
             before = self._by_name.pop(entry.name, None)
+            entry.pinned = entry.pinned or (before is not None and before.pinned)
             self._by_name[entry.name] = entry
             self._touch(entry)
             return before if before is not None and self._retire(before) else None

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -16,10 +17,10 @@ from loadmaster.adapters.limits import AdapterLimits
 from loadmaster.adapters.moving import Ask
 from loadmaster.adapters.opening import open_named
 from loadmaster.adapters.planning import AdapterPlanning
-from loadmaster.adapters.residence import Residence
+from loadmaster.adapters.residence import Residence, closing
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_hookspecs.errors import LoadmasterError, ResourceError, UsageError
+from loadmaster_hookspecs.errors import LoadmasterError, UsageError
 from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan
 
 CLOSE_SECONDS: Final = 30.0
@@ -30,7 +31,7 @@ class AdapterManager:
     """Loads on a thread of its own. All methods may be called from any thread.
 
     Calls for one name take effect in the order in which they were made, and an unload that is called while another one of the
-    same name is under way is that one. `residence` is what lies on the ranks, which `ask` calls.
+    same name is under way is that one. `residence` is what lies on the ranks, which `ask` calls in a `turn`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class AdapterManager:
         limits: AdapterLimits,
         planning: AdapterPlanning,
         ask: Ask,
+        turn: Callable[[], AbstractContextManager[None]],
         tell: Callable[[str], None],
     ) -> None:
         self._host = host
@@ -53,7 +55,7 @@ class AdapterManager:
         self._latest: dict[str, Future[AdapterInfo] | Future[int]] = {}
         self._unloads: dict[str, Future[int]] = {}
         self._running: Future[AdapterInfo] | None = None
-        self.residence = Residence(host, self._catalogue, ask, tell)
+        self.residence = Residence(host, self._catalogue, ask, turn, tell)
         for adapter in plan.adapters:
             self._take_in(adapter)
 
@@ -79,7 +81,7 @@ class AdapterManager:
         """Begin to load an adapter; the future has what is wrong with it, too. Raises ResourceError while closing."""
         with self._lock:
             if self.residence.closing:
-                raise ResourceError("LM-ENGINE-DRAINING", "the engine is closing and loads no more adapters")
+                raise closing()
             future = self._running = self._thread.submit(self._load, name, path, pinned)
             self._latest[name] = future
         future.add_done_callback(partial(self._settled, name))
@@ -142,6 +144,8 @@ class AdapterManager:
 
     def _load(self, name: str, path: str, pinned: bool) -> AdapterInfo:
         self._check_live()
+        if self.residence.closing:
+            raise closing()
         with collector_paused():  # walking over all that the process holds would keep steps waiting
             request = open_named(self._host, name, path)
         digest = content_digest(self._host, request.index.source, request.index.files)
@@ -151,7 +155,6 @@ class AdapterManager:
         with collector_paused():
             plan = self._planning.plan(request)
         self._limits.check_rank(plan)
-        pinned = pinned or (present is not None and present.pinned)
         entry = Entry(plan, next(self._numbers), digest, pinned=pinned)
         self.residence.arrive(entry)
         return entry.info()

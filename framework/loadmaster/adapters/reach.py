@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-from loadmaster.adapters.moving import Answer
 from loadmaster_hookspecs.errors import LoadmasterError
 
 TURN_SECONDS: Final = 0.25
 """Slice of a load beside whole batches, which wait for each other anyway."""
+
+
+T = TypeVar("T")
 
 
 class Reach(Protocol):
@@ -20,7 +22,7 @@ class Reach(Protocol):
         """Return how long a call may take at present."""
         ...
 
-    def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
+    def begin(self, work: Callable[[], T]) -> Future[T]:
         """Have a call made. What goes wrong is in the future."""
         ...
 
@@ -32,9 +34,9 @@ class AtOnce:
         """Return a constant: nothing runs between the calls of a batch."""
         return TURN_SECONDS
 
-    def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
+    def begin(self, work: Callable[[], T]) -> Future[T]:
         """Make the call and return what came of it."""
-        future: Future[Answer] = Future()
+        future: Future[T] = Future()
         try:
             future.set_result(work())
         except LoadmasterError as error:

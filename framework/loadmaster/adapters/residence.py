@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from loadmaster.adapters.catalogue import Catalogue, Entry
 from loadmaster.adapters.identity import content_digest
@@ -15,24 +17,35 @@ from loadmaster.adapters.uses import BASE, Use
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.run.messages import encode
 from loadmaster_engine.serve.adapter_messages import AdapterClose
-from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError
+from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError, UsageError
 
 CALL_SECONDS: Final = 600.0
 """Seconds that a call to the ranks may wait for its turn and take."""
+
+T = TypeVar("T")
 
 
 class Residence:
     """What of the catalogue lies on the ranks. One thread lets adapters arrive; all else may be called from any.
 
-    `ask` calls the ranks, at the moments that `reach` finds. `closing` ends an arrival at its next slice.
+    `ask` calls the ranks, at the moments that `reach` finds and in a `turn`: whoever has the ranks forget everything holds it
+    too, so that nothing is asked about an adapter that they have just forgotten. `closing` ends an arrival at its next slice.
     """
 
-    def __init__(self, host: PluginHost, catalogue: Catalogue, ask: Ask, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        host: PluginHost,
+        catalogue: Catalogue,
+        ask: Ask,
+        turn: Callable[[], AbstractContextManager[None]],
+        tell: Callable[[str], None],
+    ) -> None:
         self.reach: Reach = AtOnce()
         self.closing = False
         self._host = host
         self._catalogue = catalogue
         self._ask = ask
+        self._turn = turn
         self._tell = tell
         self._arriving: Entry | None = None
 
@@ -42,9 +55,9 @@ class Residence:
         self._arriving = entry
         try:
             self._bring_in(partial(self._ask_between, entry), entry)
+            replaced = self._between(entry, partial(self._catalogue.publish, entry))
         finally:
             self._arriving = None
-        replaced = self._catalogue.publish(entry)
         if replaced is not None:
             self._close(replaced)
 
@@ -53,7 +66,9 @@ class Residence:
         if not name:
             return BASE
         entry = self._catalogue.use(name)
-        return Use(entry.number, entry.digest if entry.number else "", lambda: self._release(entry))
+        if not entry.number:
+            return Use(end=lambda: self._release(entry))
+        return Use(entry.number, entry.digest, lambda: self._release(entry), partial(_check_there, entry))
 
     def leave(self, name: str) -> Future[int]:
         """Let no more requests name an adapter. The future has the bytes given back, once those that use it have ended."""
@@ -71,7 +86,7 @@ class Residence:
     def bring_back(self, ask: Ask) -> dict[int, str]:
         """Load all adapters again, under their numbers, onto ranks that have forgotten them.
 
-        Those whose files have changed or gone are dropped: returns why, by their numbers.
+        Those whose files have changed or gone are dropped: returns what is to be told about them, by their numbers.
         """
         lost = {}
         for entry in self._catalogue.held():
@@ -81,8 +96,7 @@ class Residence:
                 self._bring_in(ask, entry)
                 entry.resident = True
             except LoadmasterError as error:
-                lost[entry.number] = str(error)
-                self._tell(f"adapter {entry.name} cannot be loaded again and is dropped: {error.report.summary}")
+                lost[entry.number] = f"adapter {entry.name} cannot be loaded again and is dropped: {error.report.summary}"
                 if not entry.retired:
                     self.leave(entry.name)
         return lost
@@ -98,8 +112,15 @@ class Residence:
     def _bring_in(self, ask: Ask, entry: Entry) -> None:
         """Bring an adapter to the ranks, and make sure that it is the one whose content is known."""
         bring_in(ask, entry.plan, entry.number, self.reach.slice_seconds)
+        try:
+            self._check_content(entry)
+        except LoadmasterError:
+            with contextlib.suppress(LoadmasterError):  # ranks that have ended hold nothing
+                take_away(ask, entry.number)
+            raise
+
+    def _check_content(self, entry: Entry) -> None:
         if content_digest(self._host, entry.plan.source, entry.plan.files) != entry.digest:
-            take_away(ask, entry.number)
             raise IntegrityError(
                 "LM-ADAPTER-CHANGED",
                 "the adapter's files changed while they were read",
@@ -108,21 +129,27 @@ class Residence:
             )
 
     def _ask_between(self, entry: Entry, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        """Make a call about an adapter that arrives, and wait for the answer."""
+        return self._between(entry, partial(self._ask, op, bodies))
+
+    def _between(self, entry: Entry, work: Callable[[], T]) -> T:
+        """Do something about an adapter that arrives, when the ranks have time for it, and wait for what comes of it."""
         if self.closing:
-            raise ResourceError("LM-ENGINE-DRAINING", "the engine is closing and loads no more adapters")
+            raise closing()
 
-        def call() -> Answer:
-            if not entry.resident:
-                why = "the engine fell asleep, or changed its weights"
-                raise ResourceError("LM-ADAPTER-ASLEEP", "an adapter did not arrive in time", why=why, hints=["load it again"])
-            return self._ask(op, bodies)
+        def call() -> T:
+            with self._turn():
+                if not entry.resident:
+                    why = "the engine fell asleep, or changed its weights"
+                    raise ResourceError(
+                        "LM-ADAPTER-ASLEEP", "an adapter did not arrive in time", why=why, hints=["load it again"]
+                    )
+                return work()
 
-        answer = self.reach.begin(call)
+        done = self.reach.begin(call)
         try:
-            return answer.result(CALL_SECONDS)
+            return done.result(CALL_SECONDS)
         except TimeoutError:
-            answer.cancel()
+            done.cancel()
             raise ResourceError("LM-ENGINE-BUSY", f"the ranks had no time for an adapter in {CALL_SECONDS:.0f} s") from None
 
     def _release(self, entry: Entry) -> None:
@@ -133,9 +160,10 @@ class Residence:
         """Take an adapter that nobody uses any more from the ranks."""
 
         def call() -> Answer:
-            if not entry.resident:
-                return Answer((), 0.0)  # given back with the weights, or merged into them
-            return self._ask("adapter_close", encode(AdapterClose(number=entry.number)))
+            with self._turn():
+                if not entry.resident:
+                    return Answer((), 0.0)  # given back with the weights, or merged into them
+                return self._ask("adapter_close", encode(AdapterClose(number=entry.number)))
 
         self.reach.begin(call).add_done_callback(partial(self._closed, entry))
 
@@ -146,3 +174,14 @@ class Residence:
             entry.closed.set_exception(error)
         else:
             entry.closed.set_result(sum(state.nbytes for state in answer.result().states))
+
+
+def _check_there(entry: Entry) -> None:
+    if not entry.resident:
+        why = "it could not be loaded again onto new weights"
+        raise UsageError("LM-USAGE-ADAPTER", f"adapter {entry.name!r} is no longer there", why=why)
+
+
+def closing() -> ResourceError:
+    """Return what loads are refused with once the engine closes."""
+    return ResourceError("LM-ENGINE-DRAINING", "the engine is closing and loads no more adapters")

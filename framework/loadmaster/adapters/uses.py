@@ -7,11 +7,21 @@ from typing import Final
 
 
 class Use:
-    """`number` is what rows name the adapter by, `key` what tells contents computed with it from all others."""
+    """`number` is what rows name the adapter by, `key` what tells contents computed with it from all others.
 
-    def __init__(self, number: int = 0, key: str = "", end: Callable[[], None] | None = None) -> None:
+    `check`, in a turn, raises UsageError LM-USAGE-ADAPTER when the ranks lost the adapter meanwhile.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        key: str = "",
+        end: Callable[[], None] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.number = number
         self.key = key
+        self.check = check
         self._end = end
 
     def release(self) -> None:

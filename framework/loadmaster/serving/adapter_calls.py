@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, TypeVar
 
-from loadmaster.adapters.moving import Answer
 from loadmaster.serving.loop import StepLoop
 from loadmaster_hookspecs.errors import WorkerError
 
@@ -16,6 +15,8 @@ BUSY_SECONDS: Final = 0.002
 
 IDLE_SECONDS: Final = 0.01
 """Slice of a load while none does: the next request waits for the rest of it at most."""
+
+T = TypeVar("T")
 
 
 class BetweenSteps:
@@ -28,11 +29,11 @@ class BetweenSteps:
         """Return how long a call may take: little while requests run."""
         return IDLE_SECONDS if self._loop.idle else max(BUSY_SECONDS, BUSY_SHARE * self._loop.step_seconds)
 
-    def begin(self, work: Callable[[], Answer]) -> Future[Answer]:
+    def begin(self, work: Callable[[], T]) -> Future[T]:
         """Have a call made after the step that runs."""
         try:
             return self._loop.between_steps(work)
         except WorkerError as error:
-            failed: Future[Answer] = Future()
+            failed: Future[T] = Future()
             failed.set_exception(error)
             return failed

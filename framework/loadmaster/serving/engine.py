@@ -92,16 +92,18 @@ class AsyncEngine:
         """The adapters that requests can name. They come and go in short pieces between steps."""
         return self._adapters
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str = "") -> Stream:
-        """Queue a request and return the stream of its deltas. Call it on an event loop. `adapter` names one, or none.
+    def generate(self, prompt: Sequence[int], params: SamplingParams, *, adapter: str | None = "") -> Stream:
+        """Queue a request and return the stream of its deltas. Call it on an event loop.
 
-        Raises UsageError for a prompt, an adapter or parameters that cannot be, ResourceError while draining and, with code
-        LM-ENGINE-BUSY, when `max_waiting` requests wait, and WorkerError after a worker has failed.
+        `adapter` names one; None and an empty name stand for none. Raises UsageError for a prompt, an adapter or parameters
+        that cannot be, ResourceError while draining and, with code LM-ENGINE-BUSY, when `max_waiting` requests wait, and
+        WorkerError after a worker has failed.
         """
         ids = as_token_ids(prompt)
         check_params(params)
         check_prompts([ids], self._model.plan.data.outline)
         self._check(ids, params)
+        adapter = adapter or ""
         use = self._model.manager.residence.use(adapter)
         try:
             wish = wish_for(params, self.max_model_len - len(ids), self._model.end_ids, use.number, use.key)
@@ -197,20 +199,23 @@ class AsyncEngine:
 
     def _wake_up(self) -> None:
         if self._loop.asleep:
-            for number, error in self._model.wake().items():
+            lost = self._model.wake()
+            for number, error in lost.items():
                 self._loop.fail_adapter(number, error)
             self._loop.asleep = False
+            self._model.tell(lost.values())
 
-    def _with_lost_blocks(self, swap: Callable[[], dict[int, str]]) -> None:
+    def _with_lost_blocks(self, swap: Callable[[], dict[int, str]]) -> dict[int, str]:
         """Change weights between two steps: computed keys and values are of no use then."""
 
-        def work() -> None:
+        def work() -> dict[int, str]:
             lost = swap()
             self._loop.scheduler.lose_blocks()
             for number, error in lost.items():
                 self._loop.fail_adapter(number, error)
+            return lost
 
-        self._loop.between_steps(work).result(timeout=TURN_TIMEOUT)
+        return self._loop.between_steps(work).result(timeout=TURN_TIMEOUT)
 
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if len(ids) >= self.max_model_len:

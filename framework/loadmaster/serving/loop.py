@@ -53,6 +53,7 @@ class StepLoop:
         self._call = call
         self._flush = flush
         self._answers: dict[int, Answer] = {}
+        self._lost: dict[int, str] = {}
         self._inbox: deque[Answer | int | Errand] = deque()
         self._news = threading.Condition()
         self._stopping = False
@@ -98,11 +99,8 @@ class StepLoop:
         return done
 
     def fail_adapter(self, number: int, error: str) -> None:
-        """End, on the thread itself, all requests that use an adapter which is no longer there."""
-        for key, answer in list(self._answers.items()):
-            if answer.sequence.wish.adapter == number:
-                self.scheduler.drop(answer.sequence)
-                self._end(key, "error", error)
+        """Note, between two steps, that an adapter is no longer there: requests that use it end, also those that come yet."""
+        self._lost[number] = error
 
     def stop(self, timeout: float) -> bool:
         """Cancel all requests, end the thread after its step, and return whether it ended within `timeout` seconds."""
@@ -155,6 +153,15 @@ class StepLoop:
             elif item in self._answers:
                 self.scheduler.drop(self._answers[item].sequence)
                 self._end(item, "cancelled")
+        if items and self._lost:
+            self._end_lost()
+
+    def _end_lost(self) -> None:
+        """End requests whose adapter is no longer there: a step with it would end the engine."""
+        for number, answer in list(self._answers.items()):
+            if error := self._lost.get(answer.sequence.wish.adapter):
+                self.scheduler.drop(answer.sequence)
+                self._end(number, "error", error)
 
     def _do(self, errand: Errand, last: bool) -> None:
         if not errand.done.set_running_or_notify_cancel():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -40,7 +40,7 @@ class ServedModel(Engine):
         self._asleep = False
         self._arrange: bool | None = None
         self._arranged_bytes = 0
-        self.between_steps: Callable[[Callable[[], dict[int, str]]], None] = super()._between_calls
+        self.between_steps: Callable[[Callable[[], dict[int, str]]], dict[int, str]] = super()._between_calls
         limits = {"adapter_bytes": settings.adapter_bytes, "max_adapter_rank": settings.max_adapter_rank}
         super().__init__(path, **{**options, **limits})
         try:
@@ -90,8 +90,8 @@ class ServedModel(Engine):
     def wake(self) -> dict[int, str]:
         """Take the memory back. Weights are loaded by the same plan, so results are the same bits as before.
 
-        Adapters are loaded again too. Returns the numbers of those whose files have changed or gone, and what is wrong. Raises
-        ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory meanwhile.
+        Adapters are loaded again too. Returns what to `tell`, once all is settled, of those whose files have changed or
+        gone, by their numbers. Raises ResourceError LM-MEMORY-FIT, and changes nothing, when others have taken the memory.
         """
         plan = self.plan.data
         weights = sum(rank.bytes + rank.staging + rank.scratch for rank in plan.ranks)
@@ -117,12 +117,17 @@ class ServedModel(Engine):
             self._asleep = False
         return lost
 
+    def tell(self, lines: Iterable[str]) -> None:
+        """Tell the user of something, as notices."""
+        for line in lines:
+            self._notice(line)
+
     def _check_awake(self) -> None:
         if self._asleep:
             raise UsageError("LM-ENGINE-ASLEEP", "the engine is asleep and computes nothing", hints=["wake it first"])
 
-    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> None:
-        self.between_steps(swap)
+    def _between_calls(self, swap: Callable[[], dict[int, str]]) -> dict[int, str]:
+        return self.between_steps(swap)
 
     def _promised(self) -> int:
         """Return what was reserved for keys and values and has not been taken yet, and what a step takes for a while."""
@@ -130,12 +135,9 @@ class ServedModel(Engine):
         return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
-        with self._ranks.turn():
-            if self._forgot_weights:
-                raise ResourceError(
-                    "LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"]
-                )
-            return self._ranks.ask_adapter(op, bodies)
+        if self._forgot_weights:
+            raise ResourceError("LM-ADAPTER-ASLEEP", "the weights are given back, and no adapter can be loaded", hints=["wake"])
+        return self._ranks.ask_adapter(op, bodies)
 
     def _check_memory(self, plan: LoadPlan, available: int) -> None:
         self._settings, line = with_tuned(self._wanted, plan)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loadmaster_engine.run.adapters.axes import TokenAxes
 from loadmaster_engine.run.adapters.choice import Choice, Segment, segments
+from loadmaster_engine.run.adapters.selection import Selection
 from loadmaster_engine.run.adapters.sites import Site
 from loadmaster_hookspecs.adapters import LiveChange
 from loadmaster_hookspecs.errors import WorkerError
@@ -103,3 +104,29 @@ def test_axes_are_learnt_from_two_runs() -> None:
     assert axes.obstacle("last") == ""
     assert axes.obstacle("idle") == "the model does not call it in a step"
     assert not model.plain._forward_pre_hooks
+
+
+def test_code_of_an_adapter_and_the_product_that_serving_chose_do_not_lose_each_other() -> None:
+    choice = Choice()
+    module = torch.nn.Linear(WIDTH, WIDTH)
+    selection = Selection(module, TokenAxes())
+    own, x = torch.nn.functional.linear, torch.randn(2, WIDTH)
+
+    def chosen(rows: torch.Tensor) -> torch.Tensor:
+        return own(rows, module.weight, module.bias) + 5
+
+    site = Site("layer", module, choice, {})
+    site.add(1, LiveChange(forward=lambda rows: 3 * rows), {})
+    selection._sites["layer"] = site
+    with selection.aside():
+        assert torch.equal(module(x), own(x, module.weight, module.bias))
+        vars(module)["forward"] = chosen
+    assert torch.equal(module(x), chosen(x))
+    choice.one(1)
+    assert torch.equal(module(x), 3 * x)
+    choice.several((Segment(1, 0, 1), Segment(0, 1, 1)), (Segment(1, 0, 1), Segment(0, 1, 1)))
+    assert torch.equal(module(x), torch.cat([3 * x[:1], chosen(x)[1:]]))
+    choice.one(0)
+    assert site.drop(1)
+    assert torch.equal(module(x), chosen(x))
+    assert vars(module)["forward"] is chosen

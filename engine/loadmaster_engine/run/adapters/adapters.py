@@ -117,7 +117,7 @@ class Adapters:
     def probing(self) -> Iterator[None]:
         """Learn from runs of the base model how modules see tokens. Raises PlanError for an adapter that cannot be served."""
         self.selection.one(0)
-        with self._axes.watching(self._model):
+        with self._axes.watching(self._model), self.selection.aside():
             yield
         for adapter in self._residents.values():
             self.selection.check_fits(adapter)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from loadmaster_engine.run.adapters.axes import TokenAxes
@@ -49,6 +51,17 @@ class Selection:
             return
         self.one(0)
         self._sites = {path: site for path, site in self._sites.items() if not site.drop(number)}
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Give modules their own code back for a while, in which the product that they multiply with is chosen."""
+        for site in self._sites.values():
+            site.step_aside()
+        try:
+            yield
+        finally:
+            for site in self._sites.values():
+                site.step_in()
 
     def one(self, number: int) -> None:
         """Use this adapter for all tokens from now on, 0 for none. Raises WorkerError LM-SERVICE-ADAPTER for unknown ones."""

@@ -34,6 +34,7 @@ class Site:
         self._after = module.register_forward_hook(self._change_result, prepend=True)
         self._before: torch.utils.hooks.RemovableHandle | None = None
         self._instead = False
+        self._own: Callable[..., Any] | None = None
 
     def add(self, number: int, change: LiveChange | None, replaced: Parameters) -> None:
         """Let the module change while adapter `number` is chosen."""
@@ -45,8 +46,7 @@ class Site:
             self._before = self._module.register_forward_pre_hook(self._change_input)
         if change is not None and change.forward is not None and not self._instead:
             self._instead = True
-            # What an instance holds itself is found before its class's: hooks run around it as around the module's own.
-            self._module.__dict__["forward"] = self._forward
+            self.step_in()
 
     def drop(self, number: int) -> bool:
         """Forget an adapter, and return whether none is left: then the module is again as if there had been none."""
@@ -57,14 +57,27 @@ class Site:
         self._after.remove()
         if self._before is not None:
             self._before.remove()
-        if self._instead:
-            del self._module.__dict__["forward"]
+        self.step_aside()
         return True
+
+    def step_in(self) -> None:
+        """Run in the place of the module's code, or of what serving multiplies with, where an adapter asks for that."""
+        if self._instead:
+            # What an instance holds itself is found before its class's: hooks run around it as around the module's own.
+            self._own = vars(self._module).get("forward")
+            vars(self._module)["forward"] = self._forward
+
+    def step_aside(self) -> None:
+        """Leave the module as it was before `step_in`."""
+        if self._instead:
+            del vars(self._module)["forward"]
+            if self._own is not None:
+                vars(self._module)["forward"] = self._own
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what the one adapter of all tokens has in the place of the module's own code, or else that."""
         change = self.changes.get(self._choice.number, NOTHING).forward
-        own: Callable[..., Any] = type(self._module).forward.__get__(self._module)
+        own: Callable[..., Any] = self._own or type(self._module).forward.__get__(self._module)
         return (own if change is None else change)(*args, **kwargs)
 
     def _change_input(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
