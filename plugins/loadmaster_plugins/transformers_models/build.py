@@ -27,6 +27,7 @@ from loadmaster_plugins.transformers_models.paged import (
     register_paged,
 )
 from loadmaster_plugins.transformers_models.skeleton import build_skeleton
+from loadmaster_plugins.transformers_models.trial import TOKENS, try_layers
 
 
 class TransformersModel:
@@ -70,7 +71,10 @@ class TransformersModel:
         return logits
 
     def kv_layout(self, tokens: int) -> KvLayout:
-        """Run `tokens` tokens with ordinary attention and return what the layers' attention keeps."""
+        """Run `tokens` tokens with ordinary attention and return what the layers' attention keeps.
+
+        With several tokens, layers are made lean where that changes nothing; one token is for those who watch the modules.
+        """
         register_paged()
         if not self._light:  # here and not before: whoever takes gradients gets the module as transformers made it
             lighten_norms(self._model, self._model.dtype)
@@ -82,6 +86,8 @@ class TransformersModel:
         seen = self._binding.seen[:]
         self._binding.seen.clear()
         check_states(self._model, seen)
+        if tokens > 1:
+            self._try_layers()
         longest, why = batch_bound(self._model)
         return KvLayout(
             layers=tuple(one.layer for one in seen),
@@ -103,6 +109,12 @@ class TransformersModel:
         output = self._model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=last)
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _try_layers(self) -> None:
+        self._use(PAGED)
+        positions = torch.arange(TOKENS, device=self._model.device).unsqueeze(0)
+        tokens = positions % self._model.config.get_text_config(decoder=True).vocab_size
+        try_layers(self._model, self._binding, lambda: self._run(tokens, positions, positions[0, -1:]))
 
     def _use(self, attention: str) -> None:
         """Have all modules call this attention, or each the one it was built with: they look it up in their configuration."""

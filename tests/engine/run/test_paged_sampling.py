@@ -31,6 +31,15 @@ def test_without_temperature_the_likeliest_token_is_drawn_and_nothing_is_reporte
     assert all(token.top == () for token in drawn)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_equal_likeliest_tokens_the_first_is_drawn_whatever_others_ask_for(dtype: torch.dtype) -> None:
+    logits = torch.randn(6, 49152, generator=torch.Generator().manual_seed(3)).clamp(max=2.5).to(dtype)
+    expected = [int((one == one.max()).nonzero()[0]) for one in logits]
+    assert int((logits == logits.max()).sum()) > 6
+    assert [token.id for token in draw(logits, [row()] * 6)] == expected
+    assert [token.id for token in draw(logits, [row()] * 5 + [row(temperature=1.0)])][:5] == expected[:5]
+
+
 @pytest.mark.parametrize(
     ("values", "warpers"),
     [

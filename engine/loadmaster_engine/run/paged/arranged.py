@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from loadmaster_engine.run.paged.huge_pages import collapse
 from loadmaster_engine.run.paged.siblings import Run, shared_inputs
 from loadmaster_engine.run.paged.wide import NATIVE, processor_features
+from loadmaster_hookspecs.products import TOGETHER
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,9 @@ ROWS: Final = 32
 
 
 class JointProduct:
-    """Linear modules with one input, multiplied together. The first that is called computes for all, the others find theirs.
+    """Linear modules with one input, multiplied together (`loadmaster_hookspecs.products.Together`).
+
+    The first that is called computes for all, the others find theirs.
 
     Whoever is called with another input, or has got another parameter meanwhile, computes its own product as ever.
     """
@@ -34,6 +37,7 @@ class JointProduct:
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
         import torch
 
+        self.modules = tuple(modules)
         self._known = [(module._parameters, module.weight, module.bias) for module in modules]
         weights = [module.weight.detach() for module in modules]
         self.nbytes = sum(weight.numel() * weight.element_size() for weight in weights)
@@ -46,6 +50,8 @@ class JointProduct:
         self._results: dict[int, torch.Tensor] = {}
         for index, module in enumerate(modules):
             module.forward = partial(self._alone if len(modules) == 1 else self._together, index)  # type: ignore[method-assign]
+        if len(modules) > 1:
+            vars(modules[0])[TOGETHER] = self
 
     @property
     def address(self) -> int:
@@ -53,6 +59,10 @@ class JointProduct:
         import torch
 
         return int(torch.ops.mkldnn.data_ptr(self._tiles))
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Return the results of all modules side by side, or None when one has got another parameter."""
+        return self._multiply(rows) if all(self._fits(index, rows) for index in range(len(self._known))) else None
 
     def _alone(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         return self._multiply(rows) if self._fits(index, rows) else self._plain(index, rows)
@@ -120,6 +130,7 @@ def restore(module: torch.nn.Module) -> None:
     for part in module.modules():
         if type(part) is torch.nn.Linear:
             vars(part).pop("forward", None)
+            vars(part).pop(TOGETHER, None)
 
 
 def _joined_bias(modules: Sequence[torch.nn.Linear]) -> torch.Tensor | None:

@@ -78,13 +78,13 @@ class ServingPart:
     def take_over(self, other: ServingPart) -> bool:
         """Take the keys' and values' memory of another part, and return whether this model keeps the same in it.
 
-        Runs single tokens, so all ranks do this at once.
+        Runs a few tokens, so all ranks do this at once.
         """
         import torch
 
         with torch.inference_mode(), self._adapters.probing():
             self._prepare(arrange=other._arrange)
-            self._layout = self._model.kv_layout(1)
+            self._layout = self._model.kv_layout(2)
         self._arena = other._arena
         return other._layout is None or other._layout == self._layout
 
