@@ -23,7 +23,7 @@ from peft_adapters import adapt
 from server_process import WAIT_SECONDS, ServerProcess
 
 CLIENTS: Final = 64
-SECONDS: Final = float(os.environ.get("LOADMASTER_LOAD_SECONDS", "5"))
+SECONDS: Final = float(os.environ.get("LOADMASTER_LOAD_SECONDS", "2"))
 STORY: Final = "Once upon a time there was a server with many clients, and "
 """The beginning of half of the prompts: it is shared through the prefix cache."""
 

@@ -28,7 +28,7 @@ def workers(mark: str, events: list[Event]) -> Iterator[Executor]:
     executor = MultiprocessFactory().create(preload=(), on_event=events.append)
     yield executor
     executor.stop()
-    assert len(open_files(os.getpid())) == before, "descriptors are left open"
+    assert len(open_files(os.getpid())) <= before, "descriptors are left open"  # others may be collected meanwhile
 
 
 @pytest.fixture
