@@ -32,8 +32,12 @@ LEAVE_SECONDS: Final = 10.0
 
 
 class Update(NamedTuple):
-    """New weights that all ranks have loaded and verified. `swap`, between two steps, lets them answer."""
+    """New weights that all ranks have loaded and verified. `swap`, between two steps, lets them answer.
 
+    `index` is what they were planned from.
+    """
+
+    index: CheckpointIndex
     plan: LoadPlan
     report: LoadReport
     swap: Callable[[Call], None]
@@ -107,7 +111,7 @@ class Updates:
             plan = self._plan(index, msgspec.structs.replace(settings, untie=True), adapters, timeline)
             ranks = self._carry_out(shadow, old, plan, promised, timeline)
         seconds = {**timeline.seconds, "total": time.perf_counter() - begin}
-        return Update(plan, load_report(plan, ranks, seconds, memory.available_memory(), ()), shadow.swap)
+        return Update(index, plan, load_report(plan, ranks, seconds, memory.available_memory(), ()), shadow.swap)
 
     def close(self) -> None:
         """Break off the update that runs, and wait a while until it has left the ranks alone."""
@@ -128,6 +132,7 @@ class Updates:
         self, shadow: ShadowLoad, old: LoadPlan, plan: LoadPlan, promised: Callable[[], int], timeline: Timeline
     ) -> tuple[RankReport, ...]:
         check_dtype(old, plan)
+        check_placements(old, plan)
         if plan.settings.device == "cpu":
             check_room(plan, memory.available_memory(), promised())
         with timeline.stage("load", sum(rank.bytes_planned for rank in plan.ranks)):
@@ -159,6 +164,24 @@ def check_dtype(old: LoadPlan, new: LoadPlan) -> None:
             f"the new weights are {new.dtype}, those that run {old.dtype}",
             hints=["start the engine with the dtype that you want: then weights of any type are cast to it"],
         )
+
+
+def check_placements(old: LoadPlan, new: LoadPlan) -> None:
+    """Raise PlanError LM-UPDATE-MODEL, naming a module, when ranks would own other parts: adapters are cut as the old ones.
+
+    Quantised weights are cut at whole groups, plain ones anywhere.
+    """
+    for before, after in zip(old.ranks, new.ranks, strict=True):
+        owned = {module.path: module.placement.owns for module in before.modules}
+        differing = [each.path for each in after.modules if owned.get(each.path, each.placement.owns) != each.placement.owns]
+        if differing:
+            raise PlanError(
+                "LM-UPDATE-MODEL",
+                "the new weights would be divided among the ranks in another way",
+                where={"rank": after.rank, "module": differing[0]},
+                why=f"{len(differing)} modules differ: groups of quantised weights stay whole",
+                hints=["start an engine of its own with them"],
+            )
 
 
 def check_room(plan: LoadPlan, available: int, promised: int) -> None:

@@ -20,6 +20,7 @@ from loadmaster.adapters.planning import AdapterPlanning
 from loadmaster.adapters.residence import Residence, closing
 from loadmaster_engine.collector import collector_paused
 from loadmaster_engine.plugin_host import PluginHost
+from loadmaster_engine.run.messages import PlanRequest
 from loadmaster_hookspecs.errors import LoadmasterError, UsageError
 from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan
 
@@ -120,6 +121,10 @@ class AdapterManager:
     def bring_back(self, ask: Ask) -> dict[int, str]:
         """Load live adapters again, as `Residence.bring_back` does; a merged one comes back with the weights."""
         return self.residence.bring_back(ask) if self._live else {}
+
+    def plan_on(self, base: PlanRequest) -> None:
+        """Plan adapters that come from now on as parts of other weights."""
+        self._planning.plan_on(base)
 
     def rest(self) -> None:
         """End the planner until the next load."""

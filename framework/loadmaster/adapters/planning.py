@@ -55,6 +55,12 @@ class AdapterPlanning:
             self._tell(finding.message)
         return planned.plan
 
+    def plan_on(self, base: PlanRequest) -> None:
+        """Plan on other weights from now on: the planner that knows the old ones ends."""
+        with self._lock:
+            self._end()
+            self._base = base
+
     def rest(self) -> None:
         """End the planner; the next adapter starts another one. One that is busy for long is left to end with the ranks."""
         if self._lock.acquire(timeout=REST_SECONDS):
