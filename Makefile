@@ -32,7 +32,7 @@ format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# ROUNDS=5, SIZE=tiny|3g|7b|3g-4bit|serve, PEERS="transformers vllm", CACHE="hot cold", BALLAST=load|start|off, ONLY="floor loadmaster-tp2-auto"
+# ROUNDS=5, SIZE=tiny|3g|7b|3g-4bit|serve|adapters, PEERS="transformers vllm", CACHE="hot cold", BALLAST=load|start|off, ONLY="floor loadmaster-tp2-auto"
 bench: $(READY)  ## measure loading beside other libraries; options are variables, see docs/benchmark.md
 	$(BIN)/python -m bench $(if $(SIZE),--size $(SIZE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(filter undefined,$(origin PEERS)),,--peers $(PEERS)) \
 		$(if $(CACHE),--cache $(CACHE)) $(if $(BALLAST),--ballast $(BALLAST)) $(if $(ONLY),--only $(ONLY)) $(BENCH)
