@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loadmaster.serving.http.errors import bad_request
+from loadmaster.serving.http.errors import ApiError, bad_request
 from loadmaster.serving.http.replies import json_reply
 from loadmaster.serving.types import AdapterInfo, ServingEngine
 
@@ -60,9 +60,11 @@ class Models:
 
     async def one(self, request: Request) -> Response:
         """Answer `GET /v1/models/NAME`."""
-        name = request.path_params["name"]
-        self.adapter_of(name)
-        return json_reply(next(card for card in self._cards() if card.id == name))
+        name, cards = request.path_params["name"], self._cards()
+        for card in cards:
+            if card.id == name:
+                return json_reply(card)
+        raise _unknown(name, [card.id for card in cards])
 
     def is_base(self, name: str) -> bool:
         """Return whether the loaded model itself is called so."""
@@ -77,8 +79,7 @@ class Models:
             return ""
         adapters = [adapter.name for adapter in self._engine.adapters.list()]
         if name not in adapters:
-            message = f"the model {name!r} does not exist here; {_either([*self._names, *adapters])}"
-            raise bad_request(message, "model", "model_not_found", status=404)
+            raise _unknown(name, [*self._names, *adapters])
         return name
 
     def _cards(self) -> list[ModelCard]:
@@ -104,6 +105,9 @@ class Models:
         )
 
 
-def _either(names: Sequence[str]) -> str:
+def _unknown(name: str, names: Sequence[str]) -> ApiError:
+    """Return the refusal of a model that is none of `names`."""
     told = ", ".join(map(repr, names[:MOST_NAMES]))
-    return f"this server has {told}" + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    message = f"the model {name!r} does not exist here; this server has {told}{more}"
+    return bad_request(message, "model", "model_not_found", status=404)
