@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from loadmaster.adapters.limits import total_bytes
 from loadmaster.display.units import size
 from loadmaster.remedies import narrower
 from loadmaster.serving.budget import GATHERED, MARGIN, activation_bound
@@ -88,7 +89,7 @@ def check_plan(plan: LoadPlan, settings: EngineSettings, available: int, *, adap
         hints=[
             *_shorter(plan.outline, settings, need, usable),
             *narrower(plan, usable - need.total + need.weights),
-            *_fewer_adapters(need, usable),
+            *_fewer_adapters(need, usable, total_bytes(plan.adapters)),
             *_fewer_ranks(len(plan.ranks), least, usable),
             "free memory or raise the container's limit",
         ],
@@ -129,9 +130,10 @@ def _shorter(outline: ModelOutline, settings: EngineSettings, need: Need, usable
     return [f"max_model_len {min(fit, outline.max_positions or fit)} fits, with kv_bytes {fit * need.token}"]
 
 
-def _fewer_adapters(need: Need, usable: int) -> list[str]:
+def _fewer_adapters(need: Need, usable: int, own: int) -> list[str]:
+    """Return the hint for less memory for adapters to come; those of the plan take `own` bytes in any case."""
     left = need.adapters - (need.total - usable)
-    return [f"adapter_bytes {left} fits"] if need.adapters and left >= 0 else []
+    return [f"adapter_bytes {left} fits"] if need.adapters and left >= own else []
 
 
 def _fewer_ranks(ranks: int, least: Callable[[int], Need], usable: int) -> list[str]:
