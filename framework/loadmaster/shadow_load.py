@@ -42,13 +42,19 @@ class ShadowLoad:
         the limit of a load.
         """
         total = sum(rank.bytes_planned for rank in plan.ranks)
-        deadline = time.monotonic() + STAGE_TIMEOUT + total / SLOWEST_STORAGE
+        limit = STAGE_TIMEOUT + total / SLOWEST_STORAGE
+        deadline = time.monotonic() + limit
         try:
             states = self._ask("shadow_begin", assign_apart(plan))
             while any(state.busy for state in states):
                 self._check()
                 if time.monotonic() > deadline:
-                    raise WorkerError("LM-UPDATE-SLOW", "loading the new weights took too long and was given up")
+                    raise WorkerError(
+                        "LM-UPDATE-SLOW",
+                        "loading the new weights took too long and was given up",
+                        why=f"{sum(state.done for state in states)} of {total} bytes in {limit:.0f} s",
+                        hints=["the old weights go on answering: update again when storage and processors have time"],
+                    )
                 time.sleep(POLL_SECONDS)
                 states = self._ask("shadow_state")
                 for part, state in zip(plan.ranks, states, strict=True):
