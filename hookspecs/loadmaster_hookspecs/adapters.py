@@ -42,8 +42,8 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
     Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
     `quantised` layer is not among them; `packed` has the shapes of stacks that are quantised. `head` marks the output head.
-    `stacked` has the matrices of the checkpoint that the
-    module's stacks are made of, by the paths that they have there as layers of their own (`mlp.experts.3.up_proj`).
+    `stacked` has the matrices of the checkpoint that the module's stacks are made of, by the paths that they have there as
+    layers of their own (`mlp.experts.3.up_proj`).
     """
 
     path: str
