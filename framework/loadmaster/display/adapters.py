@@ -8,17 +8,23 @@ from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan
 
 
 def adapter_lines(plan: LoadPlan) -> list[tuple[str, str]]:
-    """Return one line per adapter: what it is, and the bytes it takes on all ranks together."""
+    """Return one line per adapter: what it is, and the bytes it takes on all ranks together, and on each."""
     mode = plan.settings.adapter_mode
-    return [
-        ("adapter", f"{adapter.name}: {adapter.summary}, {mode}, {size(sum(rank.bytes for rank in adapter.ranks))}")
-        for adapter in plan.adapters
-    ]
+    return [("adapter", f"{adapter.name}: {adapter.summary}, {mode}, {_memory(adapter)}") for adapter in plan.adapters]
 
 
 def render_adapters(plan: LoadPlan) -> str:
     """Return what every adapter of a plan does to the base model, module by module."""
     return "\n\n".join(_render(adapter) for adapter in plan.adapters)
+
+
+def _memory(adapter: AdapterPlan) -> str:
+    total = size(sum(rank.bytes for rank in adapter.ranks))
+    return f"{total} ({_by_rank(adapter)})" if len(adapter.ranks) > 1 else total
+
+
+def _by_rank(adapter: AdapterPlan) -> str:
+    return ", ".join(f"rank {rank.rank} {size(rank.bytes)}" for rank in adapter.ranks)
 
 
 def _render(adapter: AdapterPlan) -> str:
@@ -28,7 +34,7 @@ def _render(adapter: AdapterPlan) -> str:
             ("adapter", f"{adapter.name}  ({count(len(adapter.files), 'file')}, {size(ledger.bytes_total)})"),
             ("kind", f"{adapter.summary}, by {adapter.kind}"),
             ("ledger", f"{len(ledger.used)}/{ledger.tensors} tensors, {size(ledger.bytes_unique)}"),
-            ("memory", ", ".join(f"rank {rank.rank} {size(rank.bytes)}" for rank in adapter.ranks)),
+            ("memory", _by_rank(adapter)),
         ]
     )
     rows = [["module", "rank", "scale", "tensors"]]
