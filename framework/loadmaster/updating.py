@@ -187,7 +187,8 @@ def check_placements(old: LoadPlan, new: LoadPlan) -> None:
 def check_room(plan: LoadPlan, available: int, promised: int) -> None:
     """Raise ResourceError LM-MEMORY-FIT when a second set of weights does not fit into `available` bytes.
 
-    `promised` bytes of these belong to keys, values and activations that may be taken any time.
+    `promised` bytes of these belong to keys, values, activations and adapters, which may take them any time, and to matrices
+    that are kept a second time.
     """
     weights, scratch = memory.weight_bytes(plan), memory.scratch_bytes(plan)
     if weights + scratch + promised <= available:
@@ -197,7 +198,7 @@ def check_room(plan: LoadPlan, available: int, promised: int) -> None:
         f"a second set of weights does not fit: {(weights + scratch + promised) / 1e9:.3f} GB needed, "
         f"{available / 1e9:.3f} GB available",
         why=f"weights {weights / 1e9:.3f} GB + scratch {scratch / 1e9:.3f} GB, and {promised / 1e9:.3f} GB are promised "
-        "to keys, values and activations",
+        "to keys, values, activations, adapters and arranged matrices",
         hints=[
             "the old weights stay until the new ones are verified: free memory",
             *(["start the engine with a smaller kv_bytes"] if promised else []),

@@ -130,9 +130,11 @@ class ServedModel(Engine):
         return self.between_steps(swap)
 
     def _promised(self) -> int:
-        """Return what was reserved for keys and values and has not been taken yet, and what a step takes for a while."""
+        """Return what was reserved for keys and values and adapters and has not been taken yet, what a step takes for a while,
+        and what the second set's matrices take once more, arranged, as those of the first do.
+        """
         held = sum(decode(result.body, Held).nbytes for result in self._ranks.call_in_turn("held", b""))
-        return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved
+        return max(0, self.kv.nbytes - held) + self.kv.activation + self.manager.reserved + self._arranged_bytes
 
     def _ask_about_adapter(self, op: str, bodies: bytes | Sequence[bytes]) -> Answer:
         if self._forgot_weights:
