@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Self
 
@@ -17,12 +15,13 @@ from loadmaster.completion import as_token_ids, check_prompts
 from loadmaster.ranks import TURN_TIMEOUT
 from loadmaster.serving.adapter_calls import BetweenSteps
 from loadmaster.serving.answer import Answer
+from loadmaster.serving.deliveries import Deliveries
 from loadmaster.serving.loop import StepLoop
 from loadmaster.serving.model import ServedModel
 from loadmaster.serving.params import check_params, wish_for
 from loadmaster.serving.settings import EngineSettings
 from loadmaster.serving.stream import Stream
-from loadmaster.serving.types import Delta, EngineStats, SamplingParams
+from loadmaster.serving.types import EngineStats, SamplingParams
 from loadmaster_engine.serve.scheduler import Limits, Scheduler
 from loadmaster_engine.serve.sequence import Sequence as Running
 from loadmaster_hookspecs.errors import ResourceError, UsageError, WorkerError
@@ -57,7 +56,7 @@ class AsyncEngine:
             running=self.settings.running,
             prefix_cache=self.settings.prefix_cache,
         )
-        self._deliveries = _Deliveries()
+        self._deliveries = Deliveries()
         self._loop = StepLoop(Scheduler(self._kv.blocks, limits), self._model.step, self._deliveries.flush)
         self._model.between_steps = self._with_lost_blocks
         self._numbers = itertools.count()
@@ -215,7 +214,12 @@ class AsyncEngine:
                 self._loop.fail_adapter(number, error)
             return lost
 
-        return self._loop.between_steps(work).result(timeout=TURN_TIMEOUT)
+        done = self._loop.between_steps(work)
+        try:
+            return done.result(timeout=TURN_TIMEOUT)
+        except TimeoutError:
+            done.cancel()
+            raise ResourceError("LM-ENGINE-BUSY", f"no moment between two steps came in {TURN_TIMEOUT:.0f} s") from None
 
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if len(ids) >= self.max_model_len:
@@ -231,26 +235,3 @@ class AsyncEngine:
         if self.settings.max_waiting and self._loop.unfinished >= limit:
             why = f"{limit} are there: {self.settings.running} in a batch and {self.settings.max_waiting} that wait"
             raise ResourceError("LM-ENGINE-BUSY", "too many requests", why=why, hints=["ask again later"])
-
-
-class _Deliveries:
-    """Collects what one step has to tell and hands it to the event loops, one call each. Used by the thread that steps."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[Any, Delta]]] = defaultdict(list)
-
-    def add(self, loop: asyncio.AbstractEventLoop, put: Any, delta: Delta) -> None:
-        """Note a delta for `put` on `loop`."""
-        self._waiting[loop].append((put, delta))
-
-    def flush(self) -> None:
-        """Hand over what was noted. On a loop that is closed nobody waits."""
-        waiting, self._waiting = self._waiting, defaultdict(list)
-        for loop, items in waiting.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_deliver, items)
-
-
-def _deliver(items: Sequence[tuple[Any, Delta]]) -> None:
-    for put, delta in items:
-        put(delta)
