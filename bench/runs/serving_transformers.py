@@ -1,4 +1,4 @@
-"""transformers' own continuous batching, `generate_batch`, with a manager that stays between calls."""
+"""transformers' own continuous batching, `generate_batch`, which makes its manager anew with every call."""
 
 from __future__ import annotations
 
