@@ -98,7 +98,8 @@ class Residence:
             except LoadmasterError as error:
                 lost[entry.number] = f"adapter {entry.name} cannot be loaded again and is dropped: {error.report.summary}"
                 if not entry.retired:
-                    self.leave(entry.name)
+                    with contextlib.suppress(UsageError):  # it was unloaded at this moment
+                        self.leave(entry.name)
         return lost
 
     def _make_room(self, entry: Entry) -> None:
