@@ -91,7 +91,7 @@ class FakeAdapters:
         if there is None or there.digest != digest:
             others = sum(info.nbytes for info in self._loaded.values() if info.name != name)
             if others + len(content) > BUDGET:
-                raise ResourceError("LM-ADAPTER-MEMORY", "the adapter does not fit", why=f"{len(content)} bytes")
+                raise ResourceError("LM-ADAPTER-BUDGET", "the adapter does not fit", why=f"{len(content)} bytes")
             self._shifts[digest] = shift_of(content)
             there = AdapterInfo(name=name, path=path, kind="fake", digest=digest, summary="2/2 pairs", nbytes=len(content))
         kept = name in self._loaded and self._loaded[name].pinned

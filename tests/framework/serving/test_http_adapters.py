@@ -159,7 +159,7 @@ def test_an_unload_waits_for_those_who_use_the_adapter(live: Live, client: OpenA
     [
         ("wrong", None, 422, "LM-ADAPTER-UNMATCHED", ": layers.9.q_proj in wrong/adapter_model.safetensors,"),
         ("empty", None, 422, "LM-ADAPTER-CONFIG", "adapter_config.json"),
-        ("huge", b"h" * (BUDGET + 1), 503, "LM-ADAPTER-MEMORY", f"{BUDGET + 1} bytes"),
+        ("huge", b"h" * (BUDGET + 1), 503, "LM-ADAPTER-BUDGET", f"{BUDGET + 1} bytes"),
     ],
 )
 def test_a_bad_adapter_is_refused_and_touches_nothing(
