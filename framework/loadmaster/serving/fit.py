@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
 from loadmaster.adapters.limits import total_bytes
 from loadmaster.display.units import size
+from loadmaster.memory import scratch_bytes
 from loadmaster.remedies import narrower
 from loadmaster.serving.budget import GATHERED, MARGIN, activation_bound
 from loadmaster.serving.settings import EngineSettings
@@ -27,11 +29,14 @@ class Need(NamedTuple):
     """What serving needs at least, in bytes over all ranks of a node.
 
     A token's keys and values take `token` bytes, all that are asked for `kv`, and `share` times that with what is gathered.
-    `mapped` bytes of weights are files in the page cache, which takes no more than there is.
+    `mapped` bytes of weights are files in the page cache, which takes no more than there is. `roles` has all weights by role;
+    `scratch` is taken by the load for a while, before anything but the weights is there.
     """
 
     weights: int
     mapped: int
+    roles: dict[str, int]
+    scratch: int
     adapters: int
     libraries: int
     activation: int
@@ -51,15 +56,20 @@ class Need(NamedTuple):
 
     def __str__(self) -> str:
         """Return the sum in words."""
+        roles = ", ".join(f"{role} {size(nbytes)}" for role, nbytes in sorted(self.roles.items()))
         beside = f" beside {size(self.mapped)} of mapped files" if self.mapped else ""
+        before = f"; the load takes {size(self.scratch)} for a while before" if self.scratch else ""
         others = (
             ("adapters", self.adapters),
             ("libraries", self.libraries),
             ("activations", self.activation),
             ("keys and values", self.kv),
         )
-        parts = [f"weights {size(self.weights)}{beside}", *(f"{name} {size(nbytes)}" for name, nbytes in others if nbytes)]
-        return f"{' + '.join(parts)}, {self.share - 1:.0%} of which is gathered at a time"
+        parts = [
+            f"weights {size(self.weights)}{beside} ({roles})",
+            *(f"{name} {size(nbytes)}" for name, nbytes in others if nbytes),
+        ]
+        return f"{' + '.join(parts)}, {self.share - 1:.0%} of which is gathered at a time{before}"
 
     def fitting(self, usable: int, block_size: int) -> int:
         """Return the tokens, in whole blocks, whose keys and values fit beside everything else."""
@@ -107,6 +117,8 @@ def need_of(plan: LoadPlan, settings: EngineSettings, adapters: int, processes: 
     return Need(
         weights=sum(rank.bytes for rank in plan.ranks),
         mapped=sum(op.source.nbytes for rank in plan.ranks for op in rank.reads if op.via == "mapped" and not op.repeated),
+        roles=dict(sum((Counter(roles) for roles in plan.ledger.roles), Counter())),
+        scratch=scratch_bytes(plan),
         adapters=adapters,
         libraries=ranks * (PROCESS_BYTES if processes else THREAD_BYTES),
         activation=activation_bound(outline, plan.dtype, ranks, settings, tokens),
