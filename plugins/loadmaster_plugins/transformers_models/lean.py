@@ -47,8 +47,11 @@ class LeanLayer:
         if frozenset(layer._modules) not in (TWO_NORMS, FOUR_NORMS):
             return False
         attention = layer.get_submodule("self_attn")
-        inside = {*attention._modules} - set(HEAD_NORMS)
-        return inside == set(PROJECTIONS) and all(hasattr(attention, name) for name in ("head_dim", "scaling"))
+        if {*attention._modules} not in (set(PROJECTIONS), {*PROJECTIONS, *HEAD_NORMS}):
+            return False
+        # Clipping changes large values only, which need not come up in a trial.
+        clips = getattr(getattr(attention, "config", None), "clip_qkv", None) is not None
+        return not clips and all(hasattr(attention, name) for name in ("head_dim", "scaling"))
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the layer's result for `hidden` [1, tokens, hidden size]."""
