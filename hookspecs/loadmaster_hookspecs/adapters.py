@@ -42,8 +42,8 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     Linear layers and embeddings map `in_features` to `out_features`: an embedding from the rows of its table to their width.
     Both are 0 for any other kind. `parameters` has the shapes of its undivided plain parameters by name; the weight of a
     `quantised` layer is not among them; `packed` has the shapes of stacks that are quantised. `head` marks the output head.
-    `stacked` has the matrices of the checkpoint that the
-    module's stacks are made of, by the paths that they have there as layers of their own (`mlp.experts.3.up_proj`).
+    `stacked` has the matrices of the checkpoint that the module's stacks are made of, by the paths that they have there as
+    layers of their own (`mlp.experts.3.up_proj`).
     """
 
     path: str
@@ -70,8 +70,8 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
 
     `tensors` maps roles (`A`, `B`, `magnitude`) to stored tensors. `layouts` has one layout per role, named by it, over the
     axes `in` and `out` of the module, those of its parameters (`down_proj.2` is dimension 2 of the parameter `down_proj`), and
-    any others, whose sizes `axes` gives; those others are never cut. A layout marked
-    `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
+    any others, whose sizes `axes` gives; those others are never cut. A layout marked `factor` is needed by every rank of a
+    summed result, any other that is not cut is contributed by the first rank alone.
     `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
 
     Parts may name the same stored tensor: what they use of it is read once, and lies in memory once where it is cut alike. Of

@@ -44,7 +44,6 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Fields about origin, training and initialisation. The key made the projections, which are in the file."""
 
-
 OFF: tuple[Any, ...] = (None, False, "none", [], {})
 """Values that switch a field off, known or not."""
 
