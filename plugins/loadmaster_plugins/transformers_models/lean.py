@@ -39,7 +39,8 @@ class LeanLayer:
         self._before = parts["input_layernorm"], parts.get("pre_feedforward_layernorm", parts["post_attention_layernorm"])
         four = "pre_feedforward_layernorm" in parts
         self._after = (parts["post_attention_layernorm"], parts["post_feedforward_layernorm"]) if four else (None, None)
-        self._gated = set(self._mlp._modules) == set(GATED)
+        # Limits of values, which a trial need not reach, are left to the module's own code.
+        self._gated = set(self._mlp._modules) == set(GATED) and not any("limit" in name for name in vars(self._mlp))
 
     @staticmethod
     def fits(layer: torch.nn.Module) -> bool:

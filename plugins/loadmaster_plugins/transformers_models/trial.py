@@ -30,9 +30,11 @@ class Noted:
 
 def try_layers(model: torch.nn.Module, binding: Binding, run: Callable[[], object]) -> int:
     """Make those layers lean that compute the same when lean, and return how many are. `run` runs a step of some tokens."""
+    tried = [layer for layer in model.modules() if LeanLayer.fits(layer) and "forward" not in vars(layer)]
+    if not tried:
+        return 0
     rotation = Rotation()
     agreed: dict[torch.nn.Module, LeanLayer] = {}
-    tried = [layer for layer in model.modules() if LeanLayer.fits(layer) and "forward" not in vars(layer)]
     binding.cache = noted = Noted()
     for layer in tried:
         layer.forward = partial(_both, layer, LeanLayer(layer, rotation), noted, agreed)
