@@ -70,8 +70,8 @@ class AdapterPart(msgspec.Struct, frozen=True, kw_only=True):
 
     `tensors` maps roles (`A`, `B`, `magnitude`) to stored tensors. `layouts` has one layout per role, named by it, over the
     axes `in` and `out` of the module, those of its parameters (`down_proj.2` is dimension 2 of the parameter `down_proj`), and
-    any others, whose sizes `axes` gives; those others are never cut. A layout marked
-    `factor` is needed by every rank of a summed result, any other that is not cut is contributed by the first rank alone.
+    any others, whose sizes `axes` gives; those others are never cut. A layout marked `factor` is needed by every rank of a
+    summed result, any other that is not cut is contributed by the first rank alone.
     `touches` names the module's parameters that merging changes. `scale` is what the change is multiplied by.
 
     Parts may name the same stored tensor: what they use of it is read once, and lies in memory once where it is cut alike. Of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +25,23 @@ SIZES = {
     "head_dim": 8,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAR = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""Rotary parameters of a model that scales queries from position 64 on."""
+
 LEAN = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
 
 
-def served(kind: str, dtype: torch.dtype = torch.bfloat16, more: dict[str, int] | None = None) -> TransformersModel:
+def served(kind: str, dtype: torch.dtype = torch.bfloat16, more: dict[str, Any] | None = None) -> TransformersModel:
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **(more or {})), dtype=dtype).eval()  # type: ignore[no-untyped-call]
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | (more or {})), dtype=dtype).eval()  # type: ignore[no-untyped-call]
     for parameter in module.parameters():
         parameter.copy_(torch.randn(parameter.shape) * 0.3)
     return TransformersModel(module)
@@ -100,6 +112,20 @@ def test_layers_that_compute_something_else_stay(monkeypatch: pytest.MonkeyPatch
     plain = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", skewed)
     model = served("llama")
+    model.kv_layout(9)
+    assert lean_layers(model) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("ministral3", {"max_position_embeddings": 256, "rope_parameters": FAR}),
+        ("olmo", {"clip_qkv": 100.0}),
+        ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    ],
+)
+def test_layers_stay_that_scale_far_positions_clip_large_values_or_norm_all_heads(kind: str, more: dict[str, Any]) -> None:
+    model = served(kind, torch.float32, {**more, "eos_token_id": 1, "pad_token_id": 0})
     model.kv_layout(9)
     assert lean_layers(model) == []
 

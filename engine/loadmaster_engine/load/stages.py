@@ -15,6 +15,7 @@ from loadmaster_engine.load.bind import bind, check_bound, move_buffers
 from loadmaster_engine.load.exchange import Exchange
 from loadmaster_engine.load.heap import trim_heap
 from loadmaster_engine.load.process_io import ProcessIo, peak_rss, process_io
+from loadmaster_engine.load.progress import ThrottledProgress
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.shared_memory import SharedMemory
 from loadmaster_engine.load.transfer import Transfer
@@ -24,20 +25,18 @@ from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
 from loadmaster_hookspecs.errors import IntegrityError, WorkerError
-from loadmaster_hookspecs.events import Progress, Stage, StageFinished, StageStarted
+from loadmaster_hookspecs.events import Stage, StageFinished, StageStarted
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import CausalModel
-from loadmaster_hookspecs.plan import LoadPlan, RankPlan
+from loadmaster_hookspecs.plan import LoadPlan
 from loadmaster_hookspecs.transforms import Transform
-
-PROGRESS_INTERVAL = 0.2
-"""Seconds between two progress events of one rank, at least."""
 
 
 class RankLoad:
     """The load of rank plan number `part` of a plan: owns its files until they are read, and its arena for good.
 
-    `adapters` has, once the load is done, those of the plan."""
+    `adapters` has, once the load is done, those of the plan.
+    """
 
     def __init__(self, host: PluginHost, plan: LoadPlan, part: int, device: str, emit: EventSink) -> None:
         self._host = host
@@ -233,21 +232,5 @@ class RankLoad:
     def _transform(self, name: str, version: int) -> Transform:
         return AttributedTransform(self._host, self._host.transform(name, version))
 
-    def _throttled(self) -> _Throttle:
-        return _Throttle(self._rank, self.emit)
-
-
-class _Throttle:
-    """Reports progress, but not more often than observers can show it."""
-
-    def __init__(self, rank: RankPlan, emit: EventSink) -> None:
-        self._rank = rank.rank
-        self._total = rank.bytes_planned
-        self._emit = emit
-        self._next = 0.0
-
-    def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if now >= self._next or done == self._total:
-            self._next = now + PROGRESS_INTERVAL
-            self._emit(Progress(rank=self._rank, stage="load", done=done, total=self._total))
+    def _throttled(self) -> ThrottledProgress:
+        return ThrottledProgress(self._rank, self.emit)

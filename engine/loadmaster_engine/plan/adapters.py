@@ -115,9 +115,8 @@ def _sides(module: ModuleSpec) -> dict[str, str]:
     if weight is not None:
         first, second = (dim.axis for dim in weight.dims)
         return {"out": first, "in": second} if module.kind == "linear" else {"in": first, "out": second}
-    out = (
-        "vocab" if "vocab" in module.axes else "out"
-    )  # what a quantised weight keeps of the plain one are the names of its axes
+    # What a quantised weight keeps of the plain one are the names of its axes.
+    out = "vocab" if "vocab" in module.axes else "out"
     return {"out": out, "in": "in"} if {out, "in"} <= module.axes.keys() else {}
 
 

@@ -43,8 +43,18 @@ class LoadedModel:
         return self._model
 
     def build(self) -> CausalModel:
-        """Wait for the model to be built and return it. Raises what the build raises."""
-        return self._building.result(timeout=BUILD_SECONDS)
+        """Wait for the model to be built and return it. Raises what the build raises, and WorkerError LM-BUILD-SLOW."""
+        try:
+            return self._building.result(timeout=BUILD_SECONDS)
+        except TimeoutError:
+            if self._building.done():
+                raise  # the build's own
+            raise WorkerError(
+                "LM-BUILD-SLOW",
+                f"the model was not built within {BUILD_SECONDS:g} s",
+                where={"rank": self.assignment.rank},
+                hints=["the machine is overloaded, or the storage that holds the Python packages does not answer"],
+            ) from None
 
     def bind(self, group: Group) -> None:
         """Bind the model to what was loaded, and put the collectives of `group` around its modules."""

@@ -13,7 +13,6 @@ PEFT_PREFIX: Final = "base_model.model."
 WRAPPED: Final = ".base_layer."
 """What peft puts between a module that it wraps and that module's own parameters."""
 
-
 NESTED: Final = ".base_layer"
 """What peft puts behind a module's path for each wrapper that lies around the one in question."""
 

@@ -115,4 +115,10 @@ def _check_apart(tensors: Iterable[Found]) -> None:
 
 
 def _fault(name: str, why: str) -> NoReturn:
-    raise IntegrityError("LM-ARCHIVE-TENSOR", "a tensor of the archive cannot be read", where={"tensor": name}, why=why)
+    raise IntegrityError(
+        "LM-ARCHIVE-TENSOR",
+        "a tensor of the archive cannot be read",
+        where={"tensor": name},
+        why=why,
+        hints=("save the adapter as safetensors, which has every tensor whole and by itself",),
+    )

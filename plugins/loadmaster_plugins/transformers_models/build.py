@@ -112,9 +112,13 @@ class TransformersModel:
 
     def _try_layers(self) -> None:
         self._use(PAGED)
-        positions = torch.arange(TOKENS, device=self._model.device).unsqueeze(0)
-        tokens = positions % self._model.config.get_text_config(decoder=True).vocab_size
-        try_layers(self._model, self._binding, lambda: self._run(tokens, positions, positions[0, -1:]))
+        config = self._model.config.get_text_config(decoder=True)
+        longest = batch_bound(self._model)[0] or getattr(config, "max_position_embeddings", None) or TOKENS
+        places = torch.arange(TOKENS, device=self._model.device)
+        # From end to end of the context: some layers treat far positions in another way.
+        positions = (places * max(1, (longest - 1) // (TOKENS - 1))).unsqueeze(0)
+        tokens = places.unsqueeze(0) % config.vocab_size
+        try_layers(self._model, self._binding, lambda: self._run(tokens, positions, places[-1:]))
 
     def _use(self, attention: str) -> None:
         """Have all modules call this attention, or each the one it was built with: they look it up in their configuration."""

@@ -39,7 +39,8 @@ class LeanLayer:
         self._before = parts["input_layernorm"], parts.get("pre_feedforward_layernorm", parts["post_attention_layernorm"])
         four = "pre_feedforward_layernorm" in parts
         self._after = (parts["post_attention_layernorm"], parts["post_feedforward_layernorm"]) if four else (None, None)
-        self._gated = set(self._mlp._modules) == set(GATED)
+        # Limits of values, which a trial need not reach, are left to the module's own code.
+        self._gated = set(self._mlp._modules) == set(GATED) and not any("limit" in name for name in vars(self._mlp))
 
     @staticmethod
     def fits(layer: torch.nn.Module) -> bool:
@@ -47,8 +48,11 @@ class LeanLayer:
         if frozenset(layer._modules) not in (TWO_NORMS, FOUR_NORMS):
             return False
         attention = layer.get_submodule("self_attn")
-        inside = {*attention._modules} - set(HEAD_NORMS)
-        return inside == set(PROJECTIONS) and all(hasattr(attention, name) for name in ("head_dim", "scaling"))
+        if {*attention._modules} not in (set(PROJECTIONS), {*PROJECTIONS, *HEAD_NORMS}):
+            return False
+        # Clipping changes large values only, which need not come up in a trial.
+        clips = getattr(getattr(attention, "config", None), "clip_qkv", None) is not None
+        return not clips and all(hasattr(attention, name) for name in ("head_dim", "scaling"))
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the layer's result for `hidden` [1, tokens, hidden size]."""

@@ -44,7 +44,6 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Fields about origin, training and initialisation. The key made the projections, which are in the file."""
 
-
 OFF: tuple[Any, ...] = (None, False, "none", [], {})
 """Values that switch a field off, known or not."""
 
@@ -126,7 +125,8 @@ def check_tensors(stored: StoredAdapter, rank: int, targets: Sequence[AdapterMod
         *(f"{name} is {found[name]}, not {shape}" for name, shape in shapes.items() if found.get(name, shape) != shape),
     ]
     if faults:
-        raise PlanError("LM-VERA-TENSORS", "the adapter is not one of this model", why="; ".join(sorted(faults)[:8]))
+        why = "; ".join(sorted(faults)[:8])
+        raise PlanError("LM-VERA-TENSORS", "the adapter is not one of this model", where={"adapter": stored.name}, why=why)
 
 
 def make_part(module: AdapterModule, rank: int) -> AdapterPart:

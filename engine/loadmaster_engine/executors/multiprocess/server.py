@@ -91,7 +91,7 @@ class Server:
             self.give_up([handle])
             if isinstance(error, TimeoutError):
                 raise self._deafness(spec.rank, deadline) from None
-            if isinstance(error, ConnectionError) or self.ended:
+            if isinstance(error, ConnectionError) or (self.ended and isinstance(error, Exception)):
                 raise self._death() from None
             raise
         finally:

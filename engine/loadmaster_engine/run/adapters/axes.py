@@ -25,10 +25,12 @@ class TokenAxes:
     @contextmanager
     def watching(self, model: torch.nn.Module) -> Iterator[None]:
         """Watch runs of different numbers of tokens: the dimension that changes from the first to the last is the tokens'."""
+        import torch
+
         shapes: dict[str, list[tuple[int, ...]]] = {}
 
         def note(path: str, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if args:
+            if args and isinstance(args[0], torch.Tensor):
                 shapes.setdefault(path, []).append(tuple(args[0].shape))
 
         owners = [(path, module) for path, module in model.named_modules() if module._parameters]

@@ -29,9 +29,8 @@ ROWS: Final = 32
 class JointProduct:
     """Linear modules with one input, multiplied together (`loadmaster_hookspecs.products.Together`).
 
-    The first that is called computes for all, the others find theirs.
-
-    Whoever is called with another input, or has got another parameter meanwhile, computes its own product as ever.
+    The first that is called computes for all, the others find theirs. Whoever is called with another input, or has got another
+    parameter meanwhile, computes its own product as ever.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:

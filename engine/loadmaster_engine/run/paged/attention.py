@@ -1,6 +1,7 @@
 """Attention of packed sequences over blocks of keys and values.
 
-Query heads that share a key-value head are treated as that many rows of one head, so keys and values are never repeated.
+No keys and values are copied here for query heads that share them: torch's kernel is told how many share a head, and what it
+does not get that way (masks of chunks, caps on scores, sinks) is computed with these heads as that many rows of one.
 """
 
 from __future__ import annotations
