@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadmaster_engine.load.pages import anonymous
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class KvArena:
     """Owns the memory. `layers` has a key tensor [slots, heads, key size] and a value tensor [slots, heads, value size] each.
 
-    A slot is one token's place; block `b` has the slots from `b * block_size` on. Everything is zero at first, because what
-    is masked must be finite.
+    A slot is one token's place; block `b` has the slots from `b * block_size` on. Everything is zero at first, and blocks are
+    made zero again when a sequence begins them: what is masked must be finite, whatever another sequence has left there.
     """
 
     def __init__(self, layout: KvLayout, blocks: int, block_size: int, device: str, rank: int) -> None:
@@ -46,6 +47,17 @@ class KvArena:
     def held(self) -> int:
         """Bytes whose pages have been written, and so taken from the machine; on a device all of them are from the start."""
         return present(self._memory.numpy().data) if self._memory.device.type == "cpu" else self.nbytes
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Make the keys and values of whole blocks zero in all layers."""
+        import torch
+
+        if not blocks:
+            return
+        chosen = torch.tensor(blocks, device=self._memory.device)
+        for pair in self.layers:
+            for tensor in pair:
+                tensor.view(self.blocks, -1).index_fill_(0, chosen, 0)
 
     def copy(self, source: int, target: int) -> None:
         """Copy one block's keys and values of all layers."""

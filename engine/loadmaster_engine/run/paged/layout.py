@@ -48,6 +48,15 @@ class Reads(NamedTuple):
     chunks: tuple[Chunk, ...]
 
 
+def begun_blocks(rows: Sequence[Row], block_size: int) -> list[int]:
+    """Return the blocks whose first token is among the new ones: nothing of their contents is the sequence's own yet."""
+    return [
+        row.table[number]
+        for row in rows
+        for number in range(-(-row.start // block_size), -(-(row.start + len(row.tokens)) // block_size))
+    ]
+
+
 class PackedStep:
     """The rows of one step, by adapter, and of each adapter those with one new token first.
 

@@ -10,7 +10,7 @@ from loadmaster_engine.run.paged.arena import KvArena
 from loadmaster_engine.run.paged.arranged import arrange as arrange_matrices
 from loadmaster_engine.run.paged.arranged import can_arrange
 from loadmaster_engine.run.paged.attention import StepCache
-from loadmaster_engine.run.paged.layout import PackedStep
+from loadmaster_engine.run.paged.layout import PackedStep, begun_blocks
 from loadmaster_engine.run.paged.peak import Peak
 from loadmaster_engine.run.paged.sampling import draw
 from loadmaster_engine.run.paged.wide import widen
@@ -121,6 +121,7 @@ class ServingPart:
         with torch.inference_mode():
             for source, target in asked.copies:
                 self._arena.copy(source, target)
+            self._arena.clear(begun_blocks(asked.rows, self._arena.block_size))
             dtype = getattr(torch, TORCH_NAMES[self._arena.layout.dtype])
             packed = PackedStep(asked.rows, self._arena.block_size, dtype, self._device)
             self._adapters.selection.several(packed.token_segments, packed.row_segments)
