@@ -251,7 +251,7 @@ class Engine:
             update = self._updates.load(path, self._plan.data, merged, self._promised)
             lost = self._between_calls(partial(self._swap, update))
             self._plan, self._report = Plan(update.plan), update.report
-            self.manager.plan_on(PlanRequest(index=update.index, settings=update.plan.settings))
+            self.manager.plan_on(PlanRequest(index=update.source, settings=update.plan.settings))
             overflow = overflow_notice(update.report.ranks, update.plan.dtype)
             for line in (*lost.values(), *([overflow] if overflow else [])):
                 self._notice(line)

@@ -34,10 +34,10 @@ LEAVE_SECONDS: Final = 10.0
 class Update(NamedTuple):
     """New weights that all ranks have loaded and verified. `swap`, between two steps, lets them answer.
 
-    `index` is what they were planned from.
+    `source` is what they were planned from.
     """
 
-    index: CheckpointIndex
+    source: CheckpointIndex
     plan: LoadPlan
     report: LoadReport
     swap: Callable[[Call], None]
