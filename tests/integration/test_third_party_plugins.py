@@ -146,8 +146,8 @@ def compared(site: Path, original: Path, exported: Path, tmp_path_factory: pytes
 def test_workers_read_through_it(compared: dict[str, Any]) -> None:
     ours, theirs = compared["loads"]["exported, 2 processes"], compared["loads"]["original, 2 threads"]
     assert (ours["format"], theirs["format"]) == ("npy", "hf-safetensors")
-    assert compared["equal"]["exported, 2 processes"]
-    assert compared["spread"] > 0
+    assert compared["differences"]["exported, 2 processes"] <= 1e-5 * compared["spread"]
+    assert compared["spread"] > 1
     assert len(ours["bytes"]) == 2
     assert ours["bytes"] == theirs["bytes"]
     assert all(planned == read > 0 for planned, read in ours["bytes"])
@@ -158,7 +158,7 @@ def test_workers_read_through_it(compared: dict[str, Any]) -> None:
 def test_three_ranks_in_one_process_read_through_it(compared: dict[str, Any]) -> None:
     ours = compared["loads"]["exported, 3 threads"]
     assert (ours["format"], len(ours["bytes"])) == ("npy", 3)
-    assert compared["equal"]["exported, 3 threads"]
+    assert compared["differences"]["exported, 3 threads"] <= 1e-5 * compared["spread"]
 
 
 def test_a_broken_distribution_beside_it_is_harmless_and_told(compared: dict[str, Any]) -> None:
