@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
-from loadmaster_engine.run.paged import arranged
+from loadmaster_engine.run.products import arranged
 from loadmaster_plugins.transformers_models.build import TransformersModel
 from loadmaster_plugins.transformers_models.lean import LeanLayer
 from loadmaster_plugins.transformers_models.trial import Noted
@@ -48,10 +48,9 @@ def served(kind: str, dtype: torch.dtype = torch.bfloat16, more: dict[str, Any] 
 
 
 def arranged_model() -> TransformersModel:
-    """Return a lean model whose matrices are arranged where the processor lets them be."""
+    """Return a lean model whose matrices are arranged."""
     model = served("llama")
-    if arranged.can_arrange():
-        arranged.arrange(model.module, lambda: model.kv_layout(1))
+    arranged.arrange(model.module, lambda: model.kv_layout(1))
     model.kv_layout(9)
     return model
 

@@ -11,6 +11,7 @@ from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import attach
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.messages import Assignment
+from loadmaster_engine.run.products.plain import compute_plainly
 from loadmaster_hookspecs.errors import WorkerError
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import CausalModel
@@ -62,6 +63,8 @@ class LoadedModel:
         self.loading.bind(model)
         modules = self.assignment.plan.ranks[0].modules
         attach(model.module, modules, group)
+        if self.assignment.device == "cpu":
+            compute_plainly(model.module)
         self._model = model
         self._adapters = Adapters(self._host, model.module, modules, group, self.assignment.device)
 

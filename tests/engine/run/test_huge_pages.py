@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 
-from loadmaster_engine.run.paged.huge_pages import NEAR, PAGE, collapse, spans
+from loadmaster_engine.run.products.huge_pages import NEAR, PAGE, collapse, spans
 
 
 def test_neighbours_are_one() -> None:

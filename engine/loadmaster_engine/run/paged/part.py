@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from loadmaster_engine.run.adapters.adapters import Adapters
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.run.paged.arena import KvArena
-from loadmaster_engine.run.paged.arranged import arrange as arrange_matrices
-from loadmaster_engine.run.paged.arranged import can_arrange
 from loadmaster_engine.run.paged.attention import StepCache
 from loadmaster_engine.run.paged.layout import PackedStep, begun_blocks
 from loadmaster_engine.run.paged.peak import Peak
 from loadmaster_engine.run.paged.sampling import draw
-from loadmaster_engine.run.paged.wide import widen
+from loadmaster_engine.run.products.arranged import arrange as arrange_matrices
+from loadmaster_engine.run.products.plain import compute_plainly
 from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Step
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import PlanError, WorkerError
@@ -70,8 +69,8 @@ class ServingPart:
         self._arrange = arrange
         arranged = 0
         if self._device == "cpu":
-            arranged = arrange_matrices(self._model.module, run) if arrange and can_arrange() else 0
-            widen(self._model.module)
+            arranged = arrange_matrices(self._model.module, run) if arrange else 0
+            compute_plainly(self._model.module)
         run()  # what libraries take when they are first used is not the step's
         return arranged
 

@@ -1,0 +1,1 @@
+"""How linear modules multiply on the CPU: arranged once or as they are, in the form that this processor is fast with."""
