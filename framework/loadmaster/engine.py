@@ -189,7 +189,8 @@ class Engine:
             chat: treat every text as a user's message and render it with the model's chat template.
             adapter: the name of a loaded adapter to use; None for the model as it was loaded.
 
-        Raises UsageError for values out of range, for an unknown adapter, and for prompts that are empty or too long.
+        Raises UsageError for values out of range, for an unknown adapter, and for prompts that are empty or too long, and
+        IntegrityError LM-LOGITS-NAN when the model gives no numbers to draw a token from.
         """
         request = Request(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)

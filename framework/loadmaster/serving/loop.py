@@ -188,7 +188,7 @@ class StepLoop:
         self.last_step = time.monotonic()
         self.step_seconds += SMOOTHING * (self.last_step - begin - self.step_seconds)
         for sequence, token, ending in self.scheduler.settle(drawn.tokens):
-            self.counters.generated_tokens += 1
+            self.counters.generated_tokens += ending != "error"
             answer = self._answers[sequence.number]
             if sequence.answered == 1:
                 self.counters.cached(answer.adapter, sequence.cached)
