@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -43,7 +43,7 @@ from loadmaster_engine.report import LoadReport, RankReport
 from loadmaster_engine.run.messages import PlanRequest, Tokens, encode
 from loadmaster_engine.small_files import SmallFiles
 from loadmaster_hookspecs.adapters import AdapterMode
-from loadmaster_hookspecs.errors import IntegrityError, UsageError
+from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError, ResourceError, UsageError
 from loadmaster_hookspecs.events import HOST_RANK, Event, Notice
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import Tokenizer
@@ -248,9 +248,16 @@ class Engine:
         """
         with self._updates.alone():
             self._check_awake()
+            with suppress(LoadmasterError):  # a tokenizer that cannot be made is told to whoever asks for it
+                self._tokenizer.get()  # it stays that of the first folder, which may go once its weights are not used any more
             merged = self._adapters if self.manager.merged else ()
             update = self._updates.load(path, self._plan.data, merged, self._promised)
-            lost = self._between_calls(partial(self._swap, update))
+            try:
+                lost = self._between_calls(partial(self._swap, update))
+            except ResourceError:  # no moment came, and the old weights stay
+                with suppress(LoadmasterError):
+                    update.drop()
+                raise
             self._plan, self._report = Plan(update.plan), update.report
             self.manager.plan_on(PlanRequest(index=update.source, settings=update.plan.settings))
             overflow = overflow_notice(update.report.ranks, update.plan.dtype)
