@@ -56,7 +56,7 @@ class FiniteCheck:
         self._file_name = file_name
 
     def __call__(self, op: ReadOp, source: Region, moved: Bytes) -> None:
-        """Look at what a part of an operation has moved. Raises IntegrityError LM-ADAPTER-VALUES with file, tensor and place."""
+        """Look at what a part of an operation has moved. Raises IntegrityError LM-ADAPTER-VALUES with the place."""
         dtype = self._dtypes[op.parameter]
         found = first_not_finite(moved, dtype)
         if found is None:
@@ -67,7 +67,7 @@ class FiniteCheck:
             "LM-ADAPTER-VALUES",
             "a tensor of the adapter has a value that is not a finite number",
             where={"file": self._file_name(op.file), "tensor": op.tensor, "offset": offset},
-            why=f"{value} as {TORCH_NAMES[dtype]}{', to which it is cast' if op.transform else ''}, at this offset in bytes",
+            why=f"{value} as {TORCH_NAMES[dtype]}{', to which it is cast' if op.transform else ''}, at this offset",
             hints=["the training that made it diverged, or the file is damaged: use another checkpoint of the adapter"],
         )
 

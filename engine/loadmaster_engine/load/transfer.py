@@ -14,7 +14,7 @@ from loadmaster_engine.load.arena import Arena
 from loadmaster_engine.load.lanes import LANES, in_lanes, lanes_for
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
-from loadmaster_engine.plan.planner import SCRATCH
+from loadmaster_engine.plan.scratch import SCRATCH
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
