@@ -128,8 +128,10 @@ class Repeating(torch.nn.Module):
         self.experts = Experts()
         self.table = torch.nn.Embedding(5, WIDTH)
         self.named = torch.nn.Linear(WIDTH, WIDTH)
+        self.twice = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.twice(self.twice(x)[0])[None]
         result: torch.Tensor = self.experts(x[0].repeat(2, 1)).view(2, -1, WIDTH).sum(0)
         result += self.table(torch.arange(5)).sum(0) + self.named(input=x)[0]
         return result
@@ -140,6 +142,7 @@ class Repeating(torch.nn.Module):
     [
         ("experts", "it is given or returns 2 rows for one token"),
         ("table", "it is given 5 rows, however many tokens there are"),
+        ("twice", "the model calls it in different ways"),
         ("named", "its first argument is no tensor, or its result has none"),
     ],
 )

@@ -64,10 +64,12 @@ class TokenAxes:
         self._seen |= calls.keys()
         for path, each in calls.items():
             try:
-                if axes := _learnt(each[0], each[-1]):
-                    self.axes[path] = axes
+                axes = _of_all(each)
             except ValueError as odd:
                 self._odd[path] = str(odd)
+            else:
+                if axes:
+                    self.axes[path] = axes
 
     def obstacle(self, path: str) -> str:
         """Return why the tokens that a module is given cannot be told apart, or an empty string."""
@@ -97,6 +99,15 @@ def shapes_of(value: Any) -> Shapes:
 def usual_axis(shape: Sequence[int], *, ids: bool = False) -> int:
     """Return the tokens' dimension of an input where it was not learnt: 1 of [1, tokens, ...] and of ids [1, tokens]."""
     return 1 if shape[0] == 1 and (len(shape) > 2 or ids) else 0
+
+
+def _of_all(calls: Sequence[_Call]) -> CallAxes | None:
+    """Return what `_learnt` does of a module that both steps call, each as often and alike. Raises as that does."""
+    half = len(calls) // 2
+    found = {_learnt(one, several) for one, several in zip(calls[:half], calls[half:], strict=False)}
+    if len(found) != 1 or len(calls) % 2:
+        raise ValueError("the model calls it in different ways")
+    return found.pop()
 
 
 def _learnt(one: _Call, several: _Call) -> CallAxes | None:
