@@ -36,8 +36,8 @@ def test_the_place_is_the_byte_of_the_file_in_every_form_of_a_region() -> None:
     wrong = 40 + 2 * 48 + 16 + 4
     file[wrong // 4] = np.nan
     dest = Region(100, 24, ((2, 40),))
-    dense = as_array(memoryview(file.view(np.uint8)), source).reshape(-1)
-    target = as_array(memoryview(memory), dest)
+    dense = as_array(file.view(np.uint8).data, source).reshape(-1)
+    target = as_array(memory.data, dest)
     target[:] = dense.reshape(target.shape)
     op = ReadOp(tensor="t", parameter="p", file=1, source=source, dest=dest, via="gathered")
     with pytest.raises(IntegrityError, match="LM-ADAPTER-VALUES") as caught:
