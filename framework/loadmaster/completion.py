@@ -10,7 +10,8 @@ import msgspec
 
 from loadmaster.sampling import Defaults, Request, resolve
 from loadmaster_engine.run.messages import Prompts, Tokens, decode, encode
-from loadmaster_hookspecs.errors import UsageError, printable
+from loadmaster_engine.serve.messages import NO_TOKEN
+from loadmaster_hookspecs.errors import IntegrityError, UsageError, printable
 from loadmaster_hookspecs.models import ModelOutline, Tokenizer
 
 FinishReason = Literal["stop", "length"]
@@ -86,7 +87,8 @@ def complete(
 ) -> list[tuple[tuple[int, ...], FinishReason]]:
     """Return tokens and finish reason for every prompt, run as one batch until the last one has ended.
 
-    `adapter` is the number of the one to use, 0 for the model as it was loaded.
+    `adapter` is the number of the one to use, 0 for the model as it was loaded. Raises IntegrityError LM-LOGITS-NAN, naming the
+    prompt, when there are no numbers to draw a token of its answer from.
     """
     rows = tuple(tuple(prompt) for prompt in prompts)
     sampling = tuple(resolve(request, defaults, number) for number in range(len(rows)))
@@ -97,12 +99,30 @@ def complete(
     while True:
         for row, token in enumerate(drawn):
             if reasons[row] is None:
+                if token == NO_TOKEN:
+                    step("end", b"")
+                    raise undrawable(prompt=row, token=len(answers[row]))
                 reasons[row] = _take(token, answers[row], room[row], defaults)
         if all(reasons):
             break
-        drawn = decode(step("append", encode(Tokens(ids=drawn))), Tokens).ids
+        fed = tuple(max(token, 0) for token in drawn)  # rows that have ended are computed along, whatever they draw
+        drawn = decode(step("append", encode(Tokens(ids=fed))), Tokens).ids
     step("end", b"")
     return [(tuple(answer), reason or "length") for answer, reason in zip(answers, reasons, strict=True)]
+
+
+def undrawable(**where: str | int) -> IntegrityError:
+    """Return the error for an answer that cannot go on, because its logits are no numbers. Empty places are left out."""
+    return IntegrityError(
+        "LM-LOGITS-NAN",
+        "the model computed no numbers to draw a token from",
+        where={name: value for name, value in where.items() if value != ""},
+        why="the largest of the logits is NaN or infinite",
+        hints=[
+            "float16 may be too narrow: load with bfloat16 or float32",
+            "if it happens with an adapter alone, the adapter's values are too large: use another checkpoint of it",
+        ],
+    )
 
 
 def to_completion(ids: tuple[int, ...], reason: FinishReason, tokenizer: Tokenizer | None) -> Completion:

@@ -65,14 +65,15 @@ class ShadowLoad:
             return tuple(state.report for state in states if state.report is not None)
         except BaseException:  # boundary: whatever ends the update, its memory is given back
             with suppress(LoadmasterError):  # the ranks have ended, and their memory with them
-                self._drop()
+                self.drop()
             raise
 
     def swap(self, call: Call) -> None:
         """Let all ranks, by `call` between two steps, answer with the new weights and give the old ones' memory back."""
         call("shadow_swap", b"")
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Have the ranks forget the weights. Does nothing once they answer with them."""
         deadline = time.monotonic() + DROP_SECONDS
         while any(decode(result.body, ShadowState).busy for result in self._call("shadow_drop", b"")):
             if time.monotonic() > deadline:

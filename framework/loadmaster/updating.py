@@ -32,7 +32,7 @@ LEAVE_SECONDS: Final = 10.0
 
 
 class Update(NamedTuple):
-    """New weights that all ranks have loaded and verified. `swap`, between two steps, lets them answer.
+    """New weights that all ranks have loaded and verified. `swap`, between two steps, lets them answer; or `drop` forgets them.
 
     `source` is what they were planned from.
     """
@@ -41,6 +41,7 @@ class Update(NamedTuple):
     plan: LoadPlan
     report: LoadReport
     swap: Callable[[Call], None]
+    drop: Callable[[], None]
 
 
 class Updates:
@@ -111,7 +112,7 @@ class Updates:
             plan = self._plan(index, msgspec.structs.replace(settings, untie=True), adapters, timeline)
             ranks = self._carry_out(shadow, old, plan, promised, timeline)
         seconds = {**timeline.seconds, "total": time.perf_counter() - begin}
-        return Update(index, plan, load_report(plan, ranks, seconds, memory.available_memory(), ()), shadow.swap)
+        return Update(index, plan, load_report(plan, ranks, seconds, memory.available_memory(), ()), shadow.swap, shadow.drop)
 
     def close(self) -> None:
         """Break off the update that runs, and wait a while until it has left the ranks alone."""

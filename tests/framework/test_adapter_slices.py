@@ -22,8 +22,9 @@ import loadmaster as lm
 from adapter_workers import Piece, Workers
 from loadmaster_engine.load import adapters as loading
 from loadmaster_engine.load.arena import Arena, reserve
+from loadmaster_engine.run.adapters.resident import Resident
 from loadmaster_engine.serve.adapter_messages import AdapterState
-from loadmaster_hookspecs.errors import LoadmasterError
+from loadmaster_hookspecs.errors import LoadmasterError, WorkerError
 from loadmaster_hookspecs.plan import AdapterPlan
 from loadmaster_plugins.lora import product
 from peft_adapters import Made, adapt, engine, make_adapter
@@ -118,8 +119,25 @@ def test_closing_gives_the_memory_back_at_once(made: Made, ranks: int, monkeypat
             assert not open_files(made.adapter)
             assert count_hooks(workers) == hooks
             assert np.array_equal(probabilities(workers, 0), before)
+        assert workers.close(1) == [AdapterState(number=1)] * ranks
         with pytest.raises(LoadmasterError, match="LM-SERVICE-ADAPTER"):
-            workers.close(1)
+            workers.move(1)
+
+
+def test_an_adapter_that_fails_when_it_was_ready_is_no_more_part_of_any_module(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise WorkerError("LM-ADAPTER-RANKS", "the ranks did not build the adapter together")
+
+    with Workers(made.model) as workers:
+        before, hooks = probabilities(workers, 0), count_hooks(workers)
+        assert workers.bring(1, made.adapter)[0].ready
+        assert count_hooks(workers) > hooks
+        monkeypatch.setattr(Resident, "build", fail)
+        assert codes(workers.build(1)) == ["LM-ADAPTER-RANKS"]
+        assert count_hooks(workers) == hooks
+        assert np.array_equal(probabilities(workers, 0), before)
 
 
 def test_closing_the_engine_closes_what_was_on_its_way(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from loadmaster_plugins.lora.fields import Fields
 from loadmaster_plugins.lora.kind import Lora
 from loadmaster_plugins.lora.product import live, merge
 from loadmaster_plugins.lora.settings import IRRELEVANT
+from loadmaster_plugins.patterns import takes_long
 from loadmaster_plugins.peft_files.config import ORIGIN
 from loadmaster_plugins.peft_files.names import Repair, find_repair
 from peft_adapters import Made, adapter_tensors, edit_adapter_config, make_adapter, write_adapter_tensors
@@ -135,6 +136,7 @@ def test_every_offender_is_listed_and_nothing_is_applied_by_half() -> None:
         ({"target_modules": ["q_proj"]}, "LM-ADAPTER-TARGET", "l.k_proj"),
         ({"target_modules": ["q_proj", "k_proj", "v_proj"]}, "LM-ADAPTER-MISSING", "l.v_proj"),
         ({"modules_to_save": ["norm"]}, "LM-ADAPTER-MISSING", "norm"),
+        ({"modules_to_save": ["norm"], "target_modules": None}, "LM-ADAPTER-MISSING", "norm"),
         ({"use_dora": True}, "LM-ADAPTER-MISSING", "magnitude"),
         ({"lora_bias": True}, "LM-ADAPTER-MISSING", "B_bias"),
     ],
@@ -205,6 +207,7 @@ def test_unknown_fields_that_are_off_are_named() -> None:
         {"modules_to_save": "norm"},
         {"lora_alpha": float("nan")},
         {"exclude_modules": "["},
+        {"rank_pattern": {"(?i)q_proj": 4}},
         {"modules_to_save": ["("]},
         {"target_modules": "q.*", "layers_to_transform": [1]},
     ],
@@ -212,6 +215,29 @@ def test_unknown_fields_that_are_off_are_named() -> None:
 def test_values_that_make_no_sense(config: dict[str, Any]) -> None:
     with pytest.raises(lm.PlanError, match="LM-ADAPTER-CONFIG"):
         claim([module("l.q_proj")], ["l.q_proj"], **config)
+
+
+UNSLOTH = (
+    r"(?:.*?(?:vision|image|visual|patch|embed|adapter|language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+    r".*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\."
+    r"(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)\.(?:(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)))"
+)
+"""What a widely used tool writes: too many choices to be bounded beforehand, and quick."""
+
+
+def test_an_expression_that_looks_slow_is_tried() -> None:
+    paths = [f"model.layers.{number}.self_attn.{name}_proj" for number in range(3) for name in "qkvo"]
+    assert takes_long(UNSLOTH)
+    assert len(claim([module(path) for path in paths], paths, target_modules=UNSLOTH).parts) == len(paths)
+
+
+@pytest.mark.parametrize("config", [{"target_modules": ".*(a+)+!"}, {"alpha_pattern": {"(a+)+!": 4}}])
+def test_an_expression_that_takes_very_long_is_refused(config: dict[str, Any]) -> None:
+    path = f"layers.17.{40 * 'a'}.q_proj"
+    with pytest.raises(lm.PlanError, match="LM-ADAPTER-CONFIG") as caught:
+        claim([module(path)], [path], **config)
+    assert "(a+)+!', which takes more than 1 s to be matched with 2 names" in caught.value.report.why
+    assert caught.value.hints == ("write it without repetitions inside of repetitions, or as a list of names",)
 
 
 def test_patterns_may_be_null() -> None:

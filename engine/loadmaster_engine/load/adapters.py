@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from loadmaster_engine.attribution import AttributedFormat, AttributedTransform
 from loadmaster_engine.load.arena import reserve
+from loadmaster_engine.load.finite import FiniteCheck
 from loadmaster_engine.load.readahead import will_need
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.transfer import Transfer
@@ -32,7 +33,7 @@ class AdapterLoad:
 
     `tensors` has, once `done`, the tensors by their names in the plan. The memory lives as long as somebody holds one of them,
     unless `close` gives it back. `plan` has this rank's part only. All methods raise IntegrityError when a file is not the one
-    that was planned from, or ends early, and ResourceError when memory or storage fail.
+    that was planned from, ends early, or holds NaN or infinity, and ResourceError when memory or storage fail.
     """
 
     def __init__(self, host: PluginHost, plan: AdapterPlan, device: str) -> None:
@@ -49,7 +50,9 @@ class AdapterLoad:
             source = AdapterSource(host.open_source(plan.source))
             self._files = FileSet(plan, source, AttributedFormat(host, host.format(plan.format)))
             self._arena = reserve(self.part.bytes, device, self.part.rank)
-        self._transfer = Transfer(self.part, self._files, self._arena, transform, piece=PIECE_BYTES)
+        dtypes = {binding.parameter: binding.dtype for binding in self.part.bindings}
+        check = FiniteCheck(dtypes, self._files.name)
+        self._transfer = Transfer(self.part, self._files, self._arena, transform, piece=PIECE_BYTES, check=check)
         self._transfer.concurrent = False  # threads would go on while others work
         self._pieces = self._transfer.pieces()
         if not self.total:

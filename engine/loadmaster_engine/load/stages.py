@@ -20,7 +20,7 @@ from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.shared_memory import SharedMemory
 from loadmaster_engine.load.transfer import Transfer
 from loadmaster_engine.load.warming import warm
-from loadmaster_engine.plan.exchange import Round, shared_bytes
+from loadmaster_engine.plan.exchange import Round, alone, shared_bytes
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
@@ -122,10 +122,9 @@ class RankLoad:
 
         Files are opened and checked before anything is written: raises IntegrityError when one is not what it was.
         """
-        reads = [op for op in self._rank.reads if op.parameter in parameters]
-        reads = [msgspec.structs.replace(op, via="overread") if op.via == "node_once" else op for op in reads]
+        reads = tuple(op for op in self._rank.reads if op.parameter in parameters)
         fills = tuple(fill for fill in self._rank.fills if fill.parameter in parameters)
-        part = msgspec.structs.replace(self._rank, reads=tuple(reads), fills=fills, compares=())
+        part = alone(msgspec.structs.replace(self._rank, reads=reads, fills=fills, compares=()))
         try:
             for file in {op.file for op in reads}:
                 self._files.mapping(file)

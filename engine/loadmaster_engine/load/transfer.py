@@ -14,7 +14,7 @@ from loadmaster_engine.load.arena import Arena
 from loadmaster_engine.load.lanes import LANES, in_lanes, lanes_for
 from loadmaster_engine.load.reading import FileSet
 from loadmaster_engine.load.regions import Bytes, as_array, chunks, tight
-from loadmaster_engine.plan.planner import SCRATCH
+from loadmaster_engine.plan.scratch import SCRATCH
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_hookspecs.errors import IntegrityError, LoadmasterError
 from loadmaster_hookspecs.plan import CompareOp, RankPlan, ReadOp, Region, TransformRef
@@ -36,6 +36,12 @@ OVERREAD_BYTES = SCRATCH // LANES
 Work = tuple[ReadOp, Region, Region]
 """A bounded part of an operation: the operation, the source bytes, and where they go."""
 
+Write = Callable[[memoryview, Region], None]
+"""Produces the bytes of a region of host memory."""
+
+Check = Callable[[ReadOp, Region, Bytes], None]
+"""Looks at what came of the source bytes of a part of an operation, and raises what is wrong with it."""
+
 
 class Origin(Protocol):
     """Where bytes of files come from: the files themselves, or memory into which a rank has read them for all."""
@@ -53,6 +59,7 @@ class Transfer:
     """Executes the operations of one rank's plan into its arena, and counts what it moves. `ranks` share the machine.
 
     At most `piece` bytes are moved at a time by one thread; with `concurrent` off everything is done by the calling thread.
+    `check` is shown all bytes that are moved, while they are near.
 
     `held` has, after `run`, the bytes of every mapped file that parameters are views of; they keep the mapping alive.
     """
@@ -66,8 +73,10 @@ class Transfer:
         ranks: int = 1,
         *,
         piece: int = COPY_BYTES,
+        check: Check | None = None,
     ) -> None:
         self._ranks = ranks
+        self._check = check
         self._piece = piece
         self._plan = plan
         self._files = files
@@ -142,9 +151,10 @@ class Transfer:
         with self._explained(op):
             if op.transform:
                 transform = self._transform(op.transform.name, op.transform.version)
-                self._arena.fill(dest, self._transformed(files, op, source, transform, op.transform))
+                write = self._transformed(files, op, source, transform, op.transform)
             else:
-                self._arena.fill(dest, self._plain(files, op, source))
+                write = self._plain(files, op, source)
+            self._arena.fill(dest, self._checked(op, source, write))
         return source.nbytes
 
     @contextmanager
@@ -156,7 +166,18 @@ class Transfer:
         except LoadmasterError as error:
             raise error.located(tensor=op.tensor) from error
 
-    def _plain(self, files: Origin, op: ReadOp, source: Region) -> Callable[[memoryview, Region], None]:
+    def _checked(self, op: ReadOp, source: Region, write: Write) -> Write:
+        check = self._check
+        if check is None:
+            return write
+
+        def write_and_look(memory: memoryview, dest: Region) -> None:
+            write(memory, dest)
+            check(op, source, as_array(memory, dest))
+
+        return write_and_look
+
+    def _plain(self, files: Origin, op: ReadOp, source: Region) -> Write:
         def write(memory: memoryview, dest: Region) -> None:
             if op.via == "direct":
                 files.read_into(op.file, source.offset, memory[dest.offset : dest.end])
@@ -165,9 +186,7 @@ class Transfer:
 
         return write
 
-    def _transformed(
-        self, files: Origin, op: ReadOp, source: Region, transform: Transform, ref: TransformRef
-    ) -> Callable[[memoryview, Region], None]:
+    def _transformed(self, files: Origin, op: ReadOp, source: Region, transform: Transform, ref: TransformRef) -> Write:
         def write(memory: memoryview, dest: Region) -> None:
             scratch = memoryview(bytearray(source.nbytes))
             self._dense(files, op, source, scratch)

@@ -14,13 +14,11 @@ from loadmaster_engine.plan.arena_layout import lay_out
 from loadmaster_engine.plan.element_types import cast_ref
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops
 from loadmaster_engine.plan.parameters import LocalTensor
+from loadmaster_engine.plan.scratch import SCRATCH
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_hookspecs.formats import TensorMeta
 from loadmaster_hookspecs.models import Piece
 from loadmaster_hookspecs.plan import FillOp, RankPlan, ReadOp
-
-SCRATCH = 16 << 20
-"""Bytes of temporary memory for casts, as for the base model."""
 
 
 class Fed(NamedTuple):

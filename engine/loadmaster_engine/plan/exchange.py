@@ -46,6 +46,15 @@ def rounds(ranks: Sequence[RankPlan]) -> list[tuple[Round, ...]]:
     return [tuple(map(Round, ranges, (row[rank] for row in by_round))) for rank in range(len(ranks))]
 
 
+def alone(part: RankPlan) -> RankPlan:
+    """Return the plan of a rank that others do not wait for: what one would read for all, it reads for itself.
+
+    The same bytes reach the same places.
+    """
+    reads = (msgspec.structs.replace(op, via="overread") if op.via == "node_once" else op for op in part.reads)
+    return msgspec.structs.replace(part, reads=tuple(reads))
+
+
 def shared_bytes(one: Sequence[Round]) -> int:
     """Return the size of one half of the shared memory: while a round is copied out of one, the next is read into the other."""
     return max((part.nbytes for part in one), default=0)

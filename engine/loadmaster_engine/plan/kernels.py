@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadmaster_engine.plan.expansion import Packing
+from loadmaster_engine.plan.packing import Packing
 from loadmaster_engine.plan.quantizer_results import checked_kernel_layouts
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_hookspecs.errors import PlanError

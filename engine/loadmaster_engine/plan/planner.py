@@ -20,6 +20,7 @@ from loadmaster_engine.plan.ledger import settle
 from loadmaster_engine.plan.operations import PlacedPiece, choose_via, fill_ops, place_piece, read_ops, source_region
 from loadmaster_engine.plan.parameters import LocalTensor, full_shape, localise, parameter_name
 from loadmaster_engine.plan.preflight import STRATEGY
+from loadmaster_engine.plan.scratch import SCRATCH
 from loadmaster_engine.plan.sharing import mark_repeated, split_overlaps
 from loadmaster_engine.plan.views import file_view, wants_views
 from loadmaster_engine.plugin_host import PluginHost
@@ -41,9 +42,6 @@ from loadmaster_hookspecs.quantization import PackedMatrix
 from loadmaster_hookspecs.sharding import Placement
 
 _WHOLE = Placement()
-
-SCRATCH = 16 << 20
-"""Bytes of temporary memory that transforms, ranges from which runs are picked, and tiles of codes may take on one rank."""
 
 
 def make_plan(

@@ -7,13 +7,13 @@ from typing import TypeVar
 import msgspec
 
 from loadmaster_engine.plan.adapter_source import AdapterRequest
-from loadmaster_engine.plan.exchange import Round, rounds
+from loadmaster_engine.plan.exchange import Round, alone, rounds
 from loadmaster_engine.plan.shares import FileRange, shares
 from loadmaster_engine.report import RankReport
 from loadmaster_engine.run.sampler import Sampling
 from loadmaster_hookspecs.errors import ErrorReport
 from loadmaster_hookspecs.formats import CheckpointIndex
-from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, PlanSettings, RankPlan
+from loadmaster_hookspecs.plan import AdapterPlan, LoadPlan, PlanSettings
 
 WORKER = "loadmaster_engine.run.service:worker_service"
 PLANNER = "loadmaster_engine.run.planning:planner_service"
@@ -115,16 +115,8 @@ def assign(plan: LoadPlan) -> list[bytes]:
 
 
 def assign_apart(plan: LoadPlan) -> list[bytes]:
-    """Return the encoded assignments for ranks that load without waiting for each other.
-
-    What one of them would read for all, each reads for itself: the same bytes reach the same places.
-    """
-    return assign(msgspec.structs.replace(plan, ranks=tuple(map(_alone, plan.ranks))))
-
-
-def _alone(part: RankPlan) -> RankPlan:
-    reads = (msgspec.structs.replace(op, via="overread") if op.via == "node_once" else op for op in part.reads)
-    return msgspec.structs.replace(part, reads=tuple(reads))
+    """Return the encoded assignments for ranks that load without waiting for each other."""
+    return assign(msgspec.structs.replace(plan, ranks=tuple(map(alone, plan.ranks))))
 
 
 def _of_rank(plan: LoadPlan, rank: int) -> tuple[AdapterPlan, ...]:

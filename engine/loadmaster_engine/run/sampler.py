@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadmaster_engine.serve.messages import NO_TOKEN
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,11 +38,12 @@ class Sampler:
         self._generators = [torch.Generator().manual_seed(row.seed) for row in rows]
 
     def draw(self, logits: torch.Tensor) -> list[int]:
-        """Return one token id per row of `logits`, float [rows, vocab]."""
+        """Return one token id per row of `logits`, float [rows, vocab], or NO_TOKEN."""
         logits = logits.float().cpu()
         greedy: list[int] = logits.argmax(dim=-1).tolist()
+        drawable: list[bool] = logits.amax(dim=-1).isfinite().tolist()
         return [
-            token if row.temperature == 0 else self._sample(index, logits[index])
+            NO_TOKEN if not drawable[index] else token if row.temperature == 0 else self._sample(index, logits[index])
             for index, (row, token) in enumerate(zip(self._rows, greedy, strict=True))
         ]
 

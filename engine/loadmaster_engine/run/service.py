@@ -11,7 +11,7 @@ from loadmaster_engine.run.batch import Batch, prefill_logits
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
 from loadmaster_engine.run.loaded import LoadedModel
-from loadmaster_engine.run.messages import Assignment, Meet, Memory, Prompts, Tokens, Turn, decode, encode
+from loadmaster_engine.run.messages import Assignment, Meet, Memory, Prompts, ShadowState, Tokens, Turn, decode, encode
 from loadmaster_engine.run.paged.part import ServingPart
 from loadmaster_engine.run.sampler import Sampler
 from loadmaster_engine.run.shadow import Shadow
@@ -71,7 +71,7 @@ class WorkerService:
             "shadow_state": lambda _body, _emit: self._told(lambda _shadow: None),
             "shadow_adapt": lambda _body, _emit: self._told(Shadow.adapt),
             "shadow_try": lambda _body, _emit: self._told(lambda shadow: shadow.try_out(self._serving)),
-            "shadow_drop": lambda _body, _emit: self._told(Shadow.drop),
+            "shadow_drop": self._drop_shadow,
             "shadow_swap": self._swap,
             "alive": lambda _body, _emit: Result(),
         }
@@ -183,6 +183,8 @@ class WorkerService:
         return Result()
 
     def _begin_shadow(self, body: bytes, emit: EventSink) -> Result:
+        if self._shadow is not None:
+            self._shadow.drop()  # nobody could take it back
         self._shadow = Shadow(self._host, decode(body, Assignment), self._group)
         return self._told(Shadow.begin)
 
@@ -190,6 +192,10 @@ class WorkerService:
         """Do something with the second set of weights and answer with its state."""
         work(self._shadowed)
         return Result(body=encode(self._shadowed.state()))
+
+    def _drop_shadow(self, body: bytes, emit: EventSink) -> Result:
+        """Forget the second set of weights, unless it has taken the place of the first."""
+        return Result(body=encode(ShadowState(busy=False))) if self._shadow is None else self._told(Shadow.drop)
 
     def _swap(self, body: bytes, emit: EventSink) -> Result:
         """Let the second set of weights answer from now on, and give the memory of the first one back."""

@@ -1,8 +1,8 @@
 """The calls that bring adapters to running workers and take them away again, as data.
 
-An adapter has a number that is never used twice. It is opened, moved and built in bounded slices, each a call between two
-steps, and may be named by rows once every rank says that it is ready. Whatever goes wrong with it is told in the answer, and
-never raised: a bad adapter ends no worker.
+An adapter has a number, which never stands for another content. It is opened, moved and built in bounded slices, each a call
+between two steps, and may be named by rows once every rank says that it is ready. Whatever goes wrong with it is told in the
+answer, and never raised: a bad adapter ends no worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class AdapterBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterClose(msgspec.Struct, frozen=True, kw_only=True):
-    """Op `adapter_close`: give everything of an adapter back, in whatever state it is. Answered with its last state."""
+    """Op `adapter_close`: give everything of an adapter back, in whatever state it is. Answered with its last state.
+
+    Where it was never opened nothing happens.
+    """
 
     number: int
 

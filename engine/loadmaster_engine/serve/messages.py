@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from loadmaster_hookspecs.kv import KvLayout
+
+NO_TOKEN: Final = -1
+"""In the place of a token that cannot be drawn: the largest of its row's logits is no finite number."""
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -92,7 +97,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DrawnToken(msgspec.Struct, frozen=True, array_like=True):
-    """A token; its natural logarithm of probability and the likeliest tokens with theirs, where they were asked for."""
+    """A token; its natural logarithm of probability and the likeliest tokens with theirs, where they were asked for.
+
+    `id` is NO_TOKEN where there was nothing to draw from.
+    """
 
     id: int
     logprob: float = 0.0

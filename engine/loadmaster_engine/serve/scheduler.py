@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadmaster_engine.serve.blocks import BlockPool
-from loadmaster_engine.serve.messages import DrawnToken, Row, Step
+from loadmaster_engine.serve.messages import NO_TOKEN, DrawnToken, Row, Step
 from loadmaster_engine.serve.sequence import Ending, Sequence
 
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A new token of a sequence, and why it is the last one, or None."""
+    """A new token of a sequence, and why it is the last one, or None. With `error` there is none (NO_TOKEN)."""
 
     sequence: Sequence
     token: DrawnToken
@@ -101,6 +101,9 @@ class Scheduler:
             self._publish(sequence)
             if part.draws:
                 token = next(tokens)
+                if token.id == NO_TOKEN:
+                    outcomes.append(Outcome(sequence, token, "error"))
+                    continue
                 sequence.tokens.append(token.id)
                 outcomes.append(Outcome(sequence, token, sequence.ending()))
         self._parts.clear()

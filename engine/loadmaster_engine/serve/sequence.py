@@ -10,7 +10,8 @@ import msgspec
 from loadmaster_engine.serve.messages import RowSampling
 from loadmaster_engine.serve.prefix import Chain
 
-Ending = Literal["stop", "length"]
+Ending = Literal["stop", "length", "error"]
+"""`error`: there was no token to draw."""
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

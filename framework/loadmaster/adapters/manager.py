@@ -130,11 +130,15 @@ class AdapterManager:
         """End the planner until the next load."""
         self._planning.rest()
 
-    def close(self) -> None:
-        """Stop a load that is under way at its next slice, and end the planner. Safe to call twice."""
+    def end_loads(self) -> None:
+        """Stop a load that is under way at its next slice, and refuse others. Does not wait for it."""
         with self._lock:
             self.residence.closing = True
-            running = self._running
+
+    def close(self) -> None:
+        """End loads, and the planner. Safe to call twice."""
+        self.end_loads()
+        running = self._running
         self._thread.shutdown(wait=False)
         if running is not None:
             wait([running], CLOSE_SECONDS)

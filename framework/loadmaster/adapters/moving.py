@@ -50,9 +50,8 @@ def bring_in(ask: Ask, plan: AdapterPlan, number: int, slice_seconds: Callable[[
         _check(answer.states)
         return answer
 
-    opened = ask("adapter_open", [encode(each) for each in _openings(plan, number)])
     try:
-        states = opened.states
+        states = ask("adapter_open", [encode(each) for each in _openings(plan, number)]).states
         _check(states)
         while any(state.moved < state.total for state in states):
             states = step("adapter_move", encode(AdapterMove(number=number, seconds=slice_seconds()))).states

@@ -14,6 +14,7 @@ from loadmaster.adapters.identity import content_digest
 from loadmaster.adapters.moving import Answer, Ask, bring_in, take_away
 from loadmaster.adapters.reach import AtOnce, Reach
 from loadmaster.adapters.uses import BASE, Use
+from loadmaster.late import result_or_late
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.run.messages import encode
 from loadmaster_engine.serve.adapter_messages import AdapterClose
@@ -50,16 +51,17 @@ class Residence:
         self._arriving: Entry | None = None
 
     def arrive(self, entry: Entry) -> None:
-        """Bring an adapter to the ranks and let requests name it. Raises what is wrong with it, and then nobody has it."""
-        self._make_room(entry)
-        self._arriving = entry
+        """Bring an adapter to the ranks and let requests name it.
+
+        Raises what is wrong with it, and then nobody has it, and those that made room for it are loaded again.
+        """
+        victims = self._make_room(entry)
         try:
-            self._bring_in(partial(self._ask_between, entry), entry)
-            replaced = self._between(entry, partial(self._catalogue.publish, entry))
-        finally:
-            self._arriving = None
-        if replaced is not None:
-            self._close(replaced)
+            self._settle(entry)
+        except BaseException:  # boundary: whatever stopped it, others are not lost for it
+            for victim in victims:
+                self._return(victim)
+            raise
 
     def use(self, name: str) -> Use:
         """Hold an adapter for a request; an empty name stands for the base. Raises UsageError for an unknown name."""
@@ -102,13 +104,37 @@ class Residence:
                         self.leave(entry.name)
         return lost
 
-    def _make_room(self, entry: Entry) -> None:
-        """Take away what must go for an adapter, and say so."""
+    def _settle(self, entry: Entry) -> None:
+        """Bring an adapter for which there is room to the ranks, in the place of what has its name."""
+        self._arriving = entry
+        try:
+            self._bring_in(partial(self._ask_between, entry), entry)
+            replaced = self._between(entry, partial(self._catalogue.publish, entry))
+        finally:
+            self._arriving = None
+        if replaced is not None:
+            self._close(replaced)
+
+    def _return(self, victim: Entry) -> None:
+        """Load an adapter again, under its number, that made room for one which did not arrive. Says what comes of it."""
+        if self.closing:
+            return
+        try:
+            self._settle(Entry(victim.plan, victim.number, victim.digest))
+        except LoadmasterError as error:
+            self._tell(f"adapter {victim.name} made room and cannot be loaded again: {error.report.summary}")
+        else:
+            self._tell(f"adapter {victim.name} ({victim.nbytes} bytes) is there again")
+
+    def _make_room(self, entry: Entry) -> Sequence[Entry]:
+        """Take away what must go for an adapter, say so, and return it."""
         wait([each.closed for each in self._catalogue.held() if each.retired and not each.uses], CALL_SECONDS)
-        for victim in self._catalogue.make_room(entry.name, entry.nbytes):
+        victims = self._catalogue.make_room(entry.name, entry.nbytes)
+        for victim in victims:
             self._close(victim)
             wait([victim.closed], CALL_SECONDS)
             self._tell(f"adapter {victim.name} ({victim.nbytes} bytes) made room for {entry.name} ({entry.nbytes} bytes)")
+        return victims
 
     def _bring_in(self, ask: Ask, entry: Entry) -> None:
         """Bring an adapter to the ranks, and make sure that it is the one whose content is known."""
@@ -146,12 +172,8 @@ class Residence:
                     )
                 return work()
 
-        done = self.reach.begin(call)
-        try:
-            return done.result(CALL_SECONDS)
-        except TimeoutError:
-            done.cancel()
-            raise ResourceError("LM-ENGINE-BUSY", f"the ranks had no time for an adapter in {CALL_SECONDS:.0f} s") from None
+        late = ResourceError("LM-ENGINE-BUSY", f"the ranks had no time for an adapter in {CALL_SECONDS:.0f} s")
+        return result_or_late(self.reach.begin(call), CALL_SECONDS, late)
 
     def _release(self, entry: Entry) -> None:
         if self._catalogue.release(entry):

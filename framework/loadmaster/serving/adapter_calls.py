@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from loadmaster.serving.loop import StepLoop
-from loadmaster_hookspecs.errors import WorkerError
+from loadmaster_hookspecs.errors import LoadmasterError
 
 BUSY_SHARE: Final = 0.2
 BUSY_SECONDS: Final = 0.002
@@ -33,7 +33,7 @@ class BetweenSteps:
         """Have a call made after the step that runs."""
         try:
             return self._loop.between_steps(work)
-        except WorkerError as error:
+        except LoadmasterError as error:
             failed: Future[T] = Future()
             failed.set_exception(error)
             return failed

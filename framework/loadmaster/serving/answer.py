@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 
 from loadmaster.adapters.uses import BASE, Use
+from loadmaster.completion import undrawable
 from loadmaster.serving.text import Detokeniser, StopTexts
 from loadmaster.serving.types import Delta, FinishReason, SamplingParams, TokenLogprob
 from loadmaster_engine.serve.messages import DrawnToken
 from loadmaster_engine.serve.sequence import Ending, Sequence
+from loadmaster_hookspecs.errors import render
 from loadmaster_hookspecs.models import Tokenizer
 
 
@@ -39,6 +41,9 @@ class Answer:
 
     def take(self, token: DrawnToken, ending: Ending | None) -> FinishReason | None:
         """Tell what a token adds. Returns why the answer ends with it, by the scheduler's word or by a stop text."""
+        if ending == "error":
+            self.end("error", render(undrawable(adapter=self.adapter, token=self.sequence.answered).report))
+            return "error"
         if self.first_token_seconds is None:
             self.first_token_seconds = time.monotonic() - self.begun
         if ending == "stop":

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 
 from loadmaster.adapters.faces import AsyncAdapters
 from loadmaster.completion import as_token_ids, check_prompts
+from loadmaster.late import result_or_late
 from loadmaster.ranks import TURN_TIMEOUT
 from loadmaster.serving.adapter_calls import BetweenSteps
 from loadmaster.serving.answer import Answer
@@ -182,6 +183,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """Cancel what runs and stop the workers. Safe to call twice."""
         self._stage = "closed"
+        self._model.manager.end_loads()
         await asyncio.to_thread(self._loop.stop, CLOSE_SECONDS)
         await asyncio.to_thread(self._model.close)
 
@@ -214,12 +216,8 @@ class AsyncEngine:
                 self._loop.fail_adapter(number, error)
             return lost
 
-        done = self._loop.between_steps(work)
-        try:
-            return done.result(timeout=TURN_TIMEOUT)
-        except TimeoutError:
-            done.cancel()
-            raise ResourceError("LM-ENGINE-BUSY", f"no moment between two steps came in {TURN_TIMEOUT:.0f} s") from None
+        late = ResourceError("LM-ENGINE-BUSY", f"no moment between two steps came in {TURN_TIMEOUT:.0f} s")
+        return result_or_late(self._loop.between_steps(work), TURN_TIMEOUT, late)
 
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if len(ids) >= self.max_model_len:

@@ -15,7 +15,7 @@ from loadmaster.serving.types import FinishReason
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.serve.messages import Drawn
 from loadmaster_engine.serve.scheduler import Scheduler
-from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, render
+from loadmaster_hookspecs.errors import LoadmasterError, ResourceError, WorkerError, render
 
 HEARTBEAT_SECONDS: Final = 2.0
 """Seconds without work after which the workers are asked whether they are there."""
@@ -82,7 +82,7 @@ class StepLoop:
             return not self._inbox and not self._answers
 
     def submit(self, answer: Answer) -> None:
-        """Queue a request. Raises WorkerError LM-ENGINE-FAILED when the loop has ended."""
+        """Queue a request. Raises WorkerError LM-ENGINE-FAILED or ResourceError LM-ENGINE-DRAINING when the loop has ended."""
         self._post(answer)
 
     def cancel(self, number: int) -> None:
@@ -92,7 +92,7 @@ class StepLoop:
     def between_steps(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done on the thread, between two steps. `asleep`, which it may set, ends and begins stepping.
 
-        The future has what it returns or raises. Raises WorkerError LM-ENGINE-FAILED when the loop has ended.
+        The future has what it returns or raises. Raises as `submit` does.
         """
         done: Future[T] = Future()
         self._post(Errand(work, done))
@@ -116,7 +116,13 @@ class StepLoop:
                 self._inbox.append(item)
                 self._news.notify()
             elif not isinstance(item, int):
-                raise WorkerError("LM-ENGINE-FAILED", "the engine has ended and takes no more requests", why=self.error)
+                raise self._gone()
+
+    def _gone(self) -> LoadmasterError:
+        """Return why nothing is done any more: the engine failed, or it was closed."""
+        if self.error:
+            return WorkerError("LM-ENGINE-FAILED", "the engine has failed and does nothing more", why=self.error)
+        return ResourceError("LM-ENGINE-DRAINING", "the engine was closed", hints=["start another one"])
 
     def _run(self) -> None:
         try:
@@ -168,7 +174,7 @@ class StepLoop:
             return  # nobody waits for it any more
         try:
             if last:
-                raise WorkerError("LM-ENGINE-FAILED", "the engine has ended", why=self.error)
+                raise self._gone()
             result = errand.work()
         except Exception as error:  # boundary: it belongs to who sent the errand # noqa: BLE001
             errand.done.set_exception(error)
@@ -188,7 +194,7 @@ class StepLoop:
         self.last_step = time.monotonic()
         self.step_seconds += SMOOTHING * (self.last_step - begin - self.step_seconds)
         for sequence, token, ending in self.scheduler.settle(drawn.tokens):
-            self.counters.generated_tokens += 1
+            self.counters.generated_tokens += ending != "error"
             answer = self._answers[sequence.number]
             if sequence.answered == 1:
                 self.counters.cached(answer.adapter, sequence.cached)

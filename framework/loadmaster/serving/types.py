@@ -64,7 +64,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one adapter name since the engine started; the empty name is the base."""
+    """Counters of one adapter name since the engine started, or counts it; the empty name is the base."""
 
     name: str
     requests: int

@@ -14,8 +14,8 @@ from functools import lru_cache
 import msgspec
 
 from loadmaster_hookspecs.errors import PlanError
-from loadmaster_plugins.gptq.patterns import LONGEST, LONGEST_NAME, takes_long
 from loadmaster_plugins.grouped.documents import Reader, Statement
+from loadmaster_plugins.patterns import LONGEST, LONGEST_NAME, takes_long
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ from loadmaster_hookspecs.adapters import (
 )
 from loadmaster_hookspecs.findings import Match
 from loadmaster_hookspecs.layout import AxisMap, TensorLayout
-from loadmaster_plugins.peft_files.config import Names, Rules, check_expressions, read_config
+from loadmaster_plugins.peft_files.config import Names, Rules, read_config
+from loadmaster_plugins.peft_files.expressions import check_expressions
 from loadmaster_plugins.peft_files.matching import match, wrong_shape
 from loadmaster_plugins.peft_files.scene import Changes, Scene
 
@@ -51,7 +52,7 @@ class IA3:
     def claim(self, stored: StoredAdapter, modules: Sequence[AdapterModule]) -> AdapterClaim:
         """Return what the adapter does to the model. Imports peft, whose IA3Config judges the configuration."""
         config, findings = read_config(stored.config, RULES)
-        check_expressions(config, ("target_modules", "exclude_modules", "modules_to_save", "feedforward_modules"))
+        check_expressions(config)
         scene = match(stored, config, modules, VECTORS)
         parts = tuple(_part(scene, path, roles["ia3_l"]) for path, roles in scene.names.changed.items())
         replacements = scene.replacements()

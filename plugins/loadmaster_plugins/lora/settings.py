@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from loadmaster_hookspecs.findings import Finding
 from loadmaster_plugins.lora.fields import Fields
-from loadmaster_plugins.peft_files.config import Rules, check_expressions, invalid, read_config
+from loadmaster_plugins.peft_files.config import Rules, invalid, read_config
+from loadmaster_plugins.peft_files.expressions import check_expressions
 
 IRRELEVANT: Final = frozenset(
     {"lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core", "qalora_group_size"}
@@ -18,10 +19,6 @@ IRRELEVANT: Final = frozenset(
 
 PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base model as it is. Others, PiSSA for example, train on a changed base."""
-
-EXPRESSIONS: Final = (
-    "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "modules_to_save", "layers_pattern",
-)  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -56,7 +53,7 @@ def read_settings(raw: Mapping[str, Any]) -> Settings:
     for alpha in (config.lora_alpha, *config.alpha_pattern.values()):
         if not math.isfinite(alpha):
             raise invalid(f"alpha must be a number, not {alpha!r}")
-    check_expressions(config, EXPRESSIONS)
+    check_expressions(config)
     return Settings(config, findings)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -87,23 +86,8 @@ def read_config(raw: Mapping[str, Any], rules: Rules) -> Read:
     return Read(config, tuple(Finding(level="warning", code="LM-ADAPTER-FIELD", where=FILE, message=note) for note in notes))
 
 
-def check_expressions(config: Any, names: Iterable[str]) -> None:
-    """Raise PlanError LM-ADAPTER-CONFIG where a field has an expression that is none: peft finds out only in its layers."""
-    for name in names:
-        for key in _expressions(name, getattr(config, name, None)):
-            try:
-                re.compile(key)
-            except re.error as error:
-                raise invalid(f"{name} has {key!r}, which is no regular expression: {error}") from error
-
-
-def _expressions(name: str, value: Any) -> list[str]:
-    """Return what peft takes as regular expressions: lists of modules are names, and expressions where they are one string."""
-    if isinstance(value, str):
-        return [value]
-    return [] if name in ("target_modules", "exclude_modules", "feedforward_modules") else list(value or ())
-
-
-def invalid(why: str) -> PlanError:
+def invalid(why: str, *hints: str) -> PlanError:
     """Return the error for values that make no sense."""
-    return PlanError("LM-ADAPTER-CONFIG", "the adapter's configuration makes no sense", where={"file": FILE}, why=why)
+    return PlanError(
+        "LM-ADAPTER-CONFIG", "the adapter's configuration makes no sense", where={"file": FILE}, why=why, hints=hints
+    )

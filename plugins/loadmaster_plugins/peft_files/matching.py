@@ -9,6 +9,7 @@ from loadmaster_hookspecs.adapters import AdapterModule, StoredAdapter
 from loadmaster_hookspecs.errors import IntegrityError, PlanError
 from loadmaster_hookspecs.models import ModuleKind
 from loadmaster_plugins.peft_files.config import FILE
+from loadmaster_plugins.peft_files.expressions import check_times
 from loadmaster_plugins.peft_files.names import find_repair, nearest, sort_names
 from loadmaster_plugins.peft_files.scene import Changes, Scene, expert_layers, targets, wrapped_parameters
 
@@ -19,16 +20,19 @@ SHOWN: Final = 8
 def match(stored: StoredAdapter, config: Any, modules: Sequence[AdapterModule], changes: Changes) -> Scene:
     """Return which tensors belong to which modules; `config` is that of peft.
 
-    Raises PlanError LM-ADAPTER-UNMATCHED for tensors that belong nowhere, and IntegrityError LM-ADAPTER-MISSING,
-    LM-ADAPTER-TARGET or LM-ADAPTER-EMPTY where tensors and configuration contradict each other.
+    Raises PlanError LM-ADAPTER-CONFIG for expressions that take very long to match, and LM-ADAPTER-UNMATCHED for tensors that
+    belong nowhere; IntegrityError LM-ADAPTER-MISSING, LM-ADAPTER-TARGET or LM-ADAPTER-EMPTY where tensors and configuration
+    contradict each other.
     """
     names = sort_names(stored.tensors, changes.roles)
     layers, stacks = expert_layers(names, modules)
     by_path = {module.path: module for module in (*modules, *layers)}
     repair = find_repair([*names.changed, *names.inner, *names.plain], by_path)
     scene = Scene(stored, config, changes, names, by_path, repair, wrapped_parameters(config, modules, repair), stacks)
+    check_times(config, [*map(repair.stored_path, by_path), *scene.keys])
     _refuse_unmatched(scene)
     _refuse_untargeted(scene)
+    _refuse_unsaved(scene)
     if not stored.tensors:
         raise IntegrityError("LM-ADAPTER-EMPTY", "the adapter has no tensors", where={"adapter": stored.name})
     return scene
@@ -113,6 +117,10 @@ def _refuse_untargeted(scene: Scene) -> None:
         raise _contradiction(
             "LM-ADAPTER-MISSING", scene, absent, f"the file has no {noun} for modules that target_modules names"
         )
+
+
+def _refuse_unsaved(scene: Scene) -> None:
+    """Raise IntegrityError LM-ADAPTER-MISSING where the file lacks modules that the configuration says it brings."""
     saved = scene.config.modules_to_save or ()
     unsaved = [name for name in saved if not any(path.endswith(name) for path in scene.names.plain)]
     if unsaved:

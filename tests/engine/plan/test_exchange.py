@@ -11,7 +11,7 @@ from loadmaster.checkpoints import open_index
 from loadmaster.host import PluginHost
 from loadmaster_engine.plan import exchange, make_plan
 from loadmaster_engine.plan.exchange import Round, cut, rounds, shared_bytes
-from loadmaster_engine.plan.planner import SCRATCH
+from loadmaster_engine.plan.scratch import SCRATCH
 from loadmaster_engine.plan.shares import FileRange
 from loadmaster_hookspecs.plan import LoadPlan, PlanSettings, ReadOp, Region, TransformRef
 from tiny_models import make_model, save_model

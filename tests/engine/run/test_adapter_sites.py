@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadmaster_engine.run.adapters.axes import TokenAxes
+from loadmaster_engine.run.adapters.axes import CallAxes, TokenAxes
 from loadmaster_engine.run.adapters.choice import Choice, Segment, segments
+from loadmaster_engine.run.adapters.resident import Resident
 from loadmaster_engine.run.adapters.selection import Selection
 from loadmaster_engine.run.adapters.sites import Site
-from loadmaster_hookspecs.adapters import LiveChange
-from loadmaster_hookspecs.errors import WorkerError
+from loadmaster_hookspecs.adapters import AdapterPart, LiveChange
+from loadmaster_hookspecs.errors import PlanError, WorkerError
+from sample_adapter import sample_adapter
 
 WIDTH = 3
 
@@ -100,10 +104,113 @@ def test_axes_are_learnt_from_two_runs() -> None:
     with axes.watching(model):
         model(torch.ones(1, 1, WIDTH))
         model(torch.ones(1, 7, WIDTH))
-    assert axes.axes == {"plain": 1, "heads": 2}
+    assert axes.axes == {"plain": CallAxes((1,), (1,)), "heads": CallAxes((2,), (2,))}
     assert axes.obstacle("last") == ""
     assert axes.obstacle("idle") == "the model does not call it in a step"
-    assert not model.plain._forward_pre_hooks
+    assert not model.plain._forward_hooks
+
+
+class Experts(torch.nn.Module):
+    """Is given every token once for each of two matrices, one matrix after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.bmm(x.view(2, -1, WIDTH), self.weight).view(-1, WIDTH)
+        return result
+
+
+class Repeating(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+        self.table = torch.nn.Embedding(5, WIDTH)
+        self.named = torch.nn.Linear(WIDTH, WIDTH)
+        self.twice = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.twice(self.twice(x)[0])[None]
+        result: torch.Tensor = self.experts(x[0].repeat(2, 1)).view(2, -1, WIDTH).sum(0)
+        result += self.table(torch.arange(5)).sum(0) + self.named(input=x)[0]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("experts", "it is given or returns 2 rows for one token"),
+        ("table", "it is given 5 rows, however many tokens there are"),
+        ("twice", "the model calls it in different ways"),
+        ("named", "its first argument is no tensor, or its result has none"),
+    ],
+)
+def test_modules_that_are_given_other_rows_than_tokens_refuse_adapters(path: str, why: str) -> None:
+    axes, model = TokenAxes(), Repeating()
+    with axes.watching(model):
+        model(torch.ones(1, 1, WIDTH))
+        model(torch.ones(1, 4, WIDTH))
+    part = AdapterPart(path=path, kind="other", scale=1.0, axes={}, tensors={}, layouts=(), touches=("weight",))
+    plan = msgspec.structs.replace(sample_adapter(sizes=(0,)), parts=(part,))
+    with pytest.raises(PlanError) as caught:
+        Selection(model, axes).check_fits(Resident(1, plan))
+    assert caught.value.code == "LM-ADAPTER-ALONE"
+    assert caught.value.report.why == why
+
+
+class Routed(torch.nn.Module):
+    """Has tokens in other dimensions of its arguments and results than of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(
+        self, x: torch.Tensor, gates: torch.Tensor, shared: torch.Tensor, *, more: tuple[torch.Tensor, int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        added, factor = more
+        y = (x @ self.weight) * gates.sum(-1)[None, :, None] + shared.sum() + factor * added
+        return y, [gates * self.weight.sum(), shared.T @ y[0].T]
+
+
+class Around(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Routed()
+        self.shared = torch.randn(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x, x[0, :, :2], self.shared, more=(x.flip(-1), 3))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (1, 2), (3, 4)])
+def test_every_argument_and_result_is_cut_along_its_own_tokens(sizes: tuple[int, int]) -> None:
+    axes, model = TokenAxes(), Around()
+    with axes.watching(model):
+        model(torch.ones(1, 1, WIDTH))
+        model(torch.ones(1, 5, WIDTH))
+    assert axes.obstacle("inner") == ""
+    assert axes.axes["inner"] == CallAxes((1, 0, None, 1), (1, 0, 1))
+    x = torch.randn(1, sum(sizes), WIDTH)
+    choice = Choice()
+    own, other = model.inner.weight, torch.nn.Parameter(torch.randn(WIDTH, WIDTH), requires_grad=False)
+    plain = model(x)
+    model.inner.weight = other
+    changed = model(x)
+    model.inner.weight = own
+    Site("inner", model.inner, choice, axes.axes).add(1, None, {"weight": other})
+    found = segments(list(enumerate(sizes)))
+    choice.several(found, found)
+    together = model(x)
+    first = sizes[0]
+    for got, base, with_other, axis in (
+        (together[0], plain[0], changed[0], 1),
+        (together[1][0], plain[1][0], changed[1][0], 0),
+        (together[1][1], plain[1][1], changed[1][1], 1),
+    ):
+        expected = torch.cat([base.narrow(axis, 0, first), with_other.narrow(axis, first, sizes[1])], axis)
+        torch.testing.assert_close(got, expected)
 
 
 def test_code_of_an_adapter_and_the_product_that_serving_chose_do_not_lose_each_other() -> None:

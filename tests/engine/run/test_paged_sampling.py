@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from loadmaster_engine.run.paged.sampling import SHORTLIST, draw, penalised, remaining, uniform
-from loadmaster_engine.serve.messages import RowSampling
+from loadmaster_engine.serve.messages import NO_TOKEN, RowSampling
 
 LOGITS = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
 
@@ -109,3 +109,16 @@ def test_logprobs_are_the_models_own() -> None:
     assert [value for _, value in drawn[0].top] == pytest.approx(best.values.tolist())
     assert drawn[1].top == drawn[2].top == ()
     assert drawn[2].logprob == pytest.approx(float(own[2].max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_without_a_finite_largest_logit_get_no_token_and_the_others_theirs(dtype: torch.dtype) -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(4)).to(dtype)
+    logits[0, 7], logits[1, 0], logits[2] = float("nan"), float("inf"), float("-inf")
+    logits[3, 1:] = float("-inf")  # masked tokens are as good as any others
+    for company in ({}, {"temperature": 0.8, "seed": 3}, {"logprobs": 3}, {"repetition": 1.2, "prompt": (1, 2)}):
+        drawn = draw(logits, [row(**company)] * 4 + [row(), row(temperature=1.0, seed=9)])
+        assert [token.id for token in drawn[:4]] == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 0]
+        assert all(token.top == () for token in drawn[:3])
+        assert drawn[4].id == int(logits[4].float().argmax())
+        assert drawn[5].id == draw(logits[5:], [row(temperature=1.0, seed=9)])[0].id

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from loadmaster_engine.run.sampler import Sampler, Sampling, nucleus
+from loadmaster_engine.serve.messages import NO_TOKEN
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 3), st.integers(0, 40), st.floats(0.05, 1.0))
@@ -47,3 +48,10 @@ def test_draws_follow_the_probabilities() -> None:
 def test_the_coldest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.tensor([1.0, 30.0, -2.0, 29.0])
     assert nucleus(logits, Sampling(temperature=temperature)).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_a_row_without_a_finite_largest_logit_gets_no_token_and_the_others_theirs() -> None:
+    logits = torch.tensor([[1.0, float("nan"), 3.0], [1.0, 2.0, float("-inf")], [float("inf"), 0.0, 0.0], [0.0, 0.0, 9.0]])
+    assert Sampler([Sampling()] * 4).draw(logits) == [NO_TOKEN, 1, NO_TOKEN, 2]
+    cold = [Sampling(temperature=1e-9)] * 4
+    assert Sampler(cold).draw(logits) == [NO_TOKEN, 1, NO_TOKEN, 2]

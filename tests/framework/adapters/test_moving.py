@@ -11,7 +11,7 @@ from loadmaster.adapters import moving
 from loadmaster.adapters.moving import Answer, bring_in, take_away
 from loadmaster_engine.run.messages import decode
 from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
-from loadmaster_hookspecs.errors import IntegrityError, WorkerError
+from loadmaster_hookspecs.errors import IntegrityError, ResourceError, WorkerError
 from sample_adapter import sample_adapter
 
 TOTAL = 1000
@@ -76,6 +76,21 @@ def test_an_error_of_one_rank_is_located_and_all_ranks_give_everything_back(op: 
         bring_in(ranks.ask, sample_adapter(), 7, lambda: SLICE)
     assert caught.value.report.where == {"adapter": "mine", "rank": 1}
     assert ranks.calls[-2:] == [op, "adapter_close"]
+    assert not ranks.open
+
+
+def test_an_opening_that_nobody_heard_the_answer_of_is_taken_back() -> None:
+    ranks = Ranks()
+
+    def ask(op: str, bodies: bytes | Sequence[bytes]) -> Answer:
+        answer = ranks.ask(op, bodies)
+        if op == "adapter_open":
+            raise ResourceError("LM-ENGINE-BUSY", "the ranks had no time")
+        return answer
+
+    with pytest.raises(lm.ResourceError, match="LM-ENGINE-BUSY"):
+        bring_in(ask, sample_adapter(), 7, lambda: SLICE)
+    assert ranks.calls == ["adapter_open", "adapter_close"]
     assert not ranks.open
 
 

@@ -16,6 +16,9 @@ from openai.types import Completion
 from fake_adapters import BUDGET, shift_of, write_fake_adapter
 from fake_serving import FakeServingEngine, expected_text
 from live_server import MODEL, Live, client_of, eventually, live_server
+from loadmaster.serving.http.errors import ApiError
+from loadmaster.serving.http.fields import decode
+from loadmaster.serving.http.requests import LoadAdapterRequest
 
 HELLO = [ord(character) for character in "hello"]
 CHAT = [ord(character) for character in "user=hi\n"]
@@ -208,6 +211,21 @@ def test_a_wrong_field_is_named(live: Live, fields: dict[str, object], param: st
     status, document = post(live, "load_lora_adapter", **fields)
     assert (status, document["error"]["param"], document["error"]["code"]) == (400, param, code)
     assert live.engine.adapters.list() == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lora_name": "a b"}, "invalid lora_name: a name without spaces and control characters is expected"),
+        ({"lora_name": ""}, "invalid lora_name: a text of at least 1 characters is expected"),
+        ({"lora_name": 5}, "invalid lora_name: a text is expected, not an integer"),
+        ({"lora_name": "x", "pinned": "yes"}, "invalid pinned: true or false is expected, not a text"),
+    ],
+)
+def test_a_refusal_says_in_plain_words_what_is_expected(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"lora_path": "one", **fields}).encode(), LoadAdapterRequest)
+    assert caught.value.detail.message == message
 
 
 def test_bodies_are_bounded(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import loadmaster as lm
+from adapter_workers import services_of
 from loadmaster import memory
 from loadmaster.serving import AsyncEngine, EngineSettings, SamplingParams
+from loadmaster.serving import engine as serving_engine
+from loadmaster_engine.run.messages import ShadowState, decode
 from loadmaster_hookspecs.events import Event, StageStarted
 from peft_adapters import adapt
+from runnable_model import write_tokenizer
 from tiny_models import IDS, make_model, save_model
 
 SETTINGS = EngineSettings(max_running=4, kv_bytes=1 << 20)
@@ -285,7 +290,7 @@ def test_one_thing_at_a_time(old: Path, new: Path) -> None:
             last = asyncio.create_task(engine.update_weights(old))
             while not engine.model.updating:
                 await asyncio.sleep(0)
-        with pytest.raises(lm.LoadmasterError, match=r"LM-UPDATE-CLOSED|LM-ENGINE-FAILED"):
+        with pytest.raises(lm.LoadmasterError, match=r"LM-UPDATE-CLOSED|LM-ENGINE-DRAINING"):
             await last
 
     asyncio.run(scene())
@@ -306,3 +311,51 @@ def test_live_adapters_that_came_meanwhile_go_on_with_the_new_weights(old: Path,
             assert await answer(engine, 32) == spoken(new, IDS, 32)
 
     asyncio.run(scene())
+
+
+def test_weights_that_find_no_moment_are_forgotten_and_the_next_update_works(
+    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    async def scene() -> None:
+        async with await AsyncEngine.open(old, settings=SETTINGS, executor="inline") as engine:
+            own = engine._model.between_steps
+
+            def with_a_busy_loop(swap: Any) -> Any:
+                monkeypatch.setattr(serving_engine, "TURN_TIMEOUT", 0.05)
+                engine._loop.between_steps(lambda: goes_on.wait(30))
+                return own(swap)
+
+            engine._model.between_steps = with_a_busy_loop
+            with pytest.raises(lm.ResourceError, match="no moment between two steps"):
+                await engine.update_weights(new)
+            goes_on.set()
+            monkeypatch.undo()
+            (service,) = services_of(engine.model)
+            assert service._shadow is not None
+            assert service._shadow.loaded is None
+            assert await answer(engine, 5) == spoken(old, IDS, 5)
+            engine._model.between_steps = own
+            await engine.update_weights(new)
+            assert await answer(engine, 5) == spoken(new, IDS, 5)
+
+    asyncio.run(scene())
+
+
+def test_ranks_that_have_changed_weights_are_not_asked_to_forget_them_in_vain(old: Path, new: Path) -> None:
+    with lm.Engine(old, tensor_parallel=2, executor="inline") as engine:
+        engine.update_weights(new)
+        before = engine.logits(IDS)
+        states = [decode(result.body, ShadowState) for result in engine._ranks.call_in_turn("shadow_drop", b"")]
+        assert states == [ShadowState(), ShadowState()]
+        assert np.array_equal(engine.logits(IDS), before)
+
+
+def test_the_tokenizer_stays_when_the_first_folder_goes(old: Path, new: Path, tmp_path: Path) -> None:
+    first = shutil.copytree(old, tmp_path / "first")
+    write_tokenizer(first)
+    with lm.Engine(first, executor="inline") as engine:
+        engine.update_weights(new)
+        shutil.rmtree(first)
+        assert engine.tokenizer.decode(engine.tokenizer.encode("still here")) == "still here"

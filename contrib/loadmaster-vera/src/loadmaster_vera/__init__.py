@@ -102,11 +102,13 @@ def read_fields(config: Mapping[str, Any]) -> Fields:
     if not config.get("save_projection", True):
         refused.append("save_projection = False: the projections are not in the file")
     if refused:
-        raise PlanError("LM-VERA-FIELD", "the adapter needs what cannot be honoured", why="; ".join(refused))
+        hints = ["merge it into its base model with peft and load the result"]
+        raise PlanError("LM-VERA-FIELD", "the adapter needs what cannot be honoured", why="; ".join(refused), hints=hints)
     try:
         return msgspec.convert(config, Fields)
     except msgspec.ValidationError as error:
-        raise PlanError("LM-VERA-CONFIG", "the adapter's configuration makes no sense", why=str(error)) from error
+        hints = ["save the adapter again with peft"]
+        raise PlanError("LM-VERA-CONFIG", "the adapter's configuration makes no sense", why=str(error), hints=hints) from error
 
 
 def check_tensors(stored: StoredAdapter, rank: int, targets: Sequence[AdapterModule]) -> None:
@@ -126,7 +128,8 @@ def check_tensors(stored: StoredAdapter, rank: int, targets: Sequence[AdapterMod
     ]
     if faults:
         why = "; ".join(sorted(faults)[:8])
-        raise PlanError("LM-VERA-TENSORS", "the adapter is not one of this model", where={"adapter": stored.name}, why=why)
+        where, hints = {"adapter": stored.name}, ["use the model that it was trained on, or save it again with peft"]
+        raise PlanError("LM-VERA-TENSORS", "the adapter is not one of this model", where=where, why=why, hints=hints)
 
 
 def make_part(module: AdapterModule, rank: int) -> AdapterPart:

@@ -15,7 +15,7 @@ from loadmaster_engine.run.adapters.resident import Resident
 from loadmaster_engine.run.adapters.selection import Selection
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.messages import decode, encode
-from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen
+from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
 from loadmaster_hookspecs.errors import UsageError, WorkerError, from_report
 from loadmaster_hookspecs.executors import Result
 from loadmaster_hookspecs.sharding import ModulePlacement
@@ -75,9 +75,11 @@ class Adapters:
         return self._answer(adapter)
 
     def close(self, body: bytes) -> Result:
-        """Take an adapter away. Its last state is the answer."""
+        """Take an adapter away, if it is there: whoever could not open one closes it, too. Its last state is the answer."""
         asked = decode(body, AdapterClose)
-        adapter = self._resident(asked.number)
+        adapter = self._residents.get(asked.number)
+        if adapter is None:
+            return Result(body=encode(AdapterState(number=asked.number)))
         state = adapter.state
         self._close(adapter)
         return Result(body=encode(state))
@@ -115,9 +117,19 @@ class Adapters:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Learn from runs of the base model how modules see tokens. Raises PlanError for an adapter that cannot be served."""
+        """Run the base model, with modules that have their own code back: what they multiply with is chosen meanwhile."""
         self.selection.one(0)
-        with self._axes.watching(self._model), self.selection.aside():
+        with self.selection.aside():
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Learn from steps of the base model, one of a single token and then one of several, how modules see tokens.
+
+        Raises PlanError for an adapter that cannot be served.
+        """
+        self.selection.one(0)
+        with self._axes.watching(self._model):
             yield
         for adapter in self._residents.values():
             self.selection.check_fits(adapter)
@@ -137,10 +149,12 @@ class Adapters:
         adapter.close()
 
     def _answer(self, adapter: Resident) -> Result:
-        """Let steps choose the adapter once it is ready, and say how far it is."""
+        """Let steps choose the adapter once it is ready, and no more when it failed, and say how far it is."""
         state = adapter.state
         if state.ready:
             self.selection.add(adapter)
+        elif state.error is not None:
+            self.selection.drop(adapter.number)
         return Result(body=encode(state))
 
     def _resident(self, number: int) -> Resident:

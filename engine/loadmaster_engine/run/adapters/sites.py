@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from loadmaster_engine.run.adapters.axes import CallAxes, shapes_of, tensors_in, usual_axis
 from loadmaster_engine.run.adapters.choice import MIXED, Choice, Segment
 from loadmaster_hookspecs.adapters import LiveChange
 from loadmaster_hookspecs.errors import WorkerError
@@ -20,18 +21,17 @@ class Site:
     """One changed module. Hooks run inside those of the collectives, so that changes belong to the partial results that the
     ranks put together anyway.
 
-    `axes` has the dimension of a module's input that runs along the tokens, by path. Of other modules it is 1 of
-    [1, tokens, ...] and of ids [1, tokens], else 0.
+    `axes` has what is known of modules' tokens, by path. Of others the `usual_axis` holds, in all tensors of that size there.
     """
 
-    def __init__(self, path: str, module: torch.nn.Module, choice: Choice, axes: Mapping[str, int]) -> None:
+    def __init__(self, path: str, module: torch.nn.Module, choice: Choice, axes: Mapping[str, CallAxes]) -> None:
         self.changes: dict[int, LiveChange] = {}
         self.replaced: dict[int, Parameters] = {}
         self._path = path
         self._module = module
         self._choice = choice
         self._axes = axes
-        self._after = module.register_forward_hook(self._change_result, prepend=True)
+        self._after = module.register_forward_hook(self._change_result, prepend=True, with_kwargs=True)
         self._before: torch.utils.hooks.RemovableHandle | None = None
         self._instead = False
         self._own: Callable[..., Any] | None = None
@@ -92,11 +92,11 @@ class Site:
         for segment in segments:
             change = self.changes.get(segment.adapter, NOTHING).input
             if change is not None:
-                part = _part(x, axis, segment)
+                part = x.narrow(axis, segment.begin, segment.size)
                 part.copy_(change(part))
         return (x, *args[1:])
 
-    def _change_result(self, _module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _change_result(self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         number = self._choice.number
         if not number:
             return None
@@ -106,28 +106,34 @@ class Site:
         axis, segments = self._segments(args[0])
         for segment in segments:
             if segment.adapter in self.changes or segment.adapter in self.replaced:
-                self._change_segment(segment, axis, args, output)
+                self._change_segment(segment, axis, args, kwargs, output)
         return None
 
-    def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], output: Any) -> None:
-        """Write into `output` what the module gives for the tokens of one adapter."""
+    def _change_segment(self, segment: Segment, axis: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Write into `output` what the module gives for the tokens of one adapter; `axis` is that of the first argument."""
+        known = self._axes.get(self._path)
+        size = args[0].shape[axis]
+        results = known.result if known else _alike(output, axis, size)
         change = self.changes.get(segment.adapter, NOTHING)
         replaced = self.replaced.get(segment.adapter)
         if replaced is None and change.forward is None:
             if change.result is not None:
-                part = _part(output, axis, segment)
-                changed = change.result(_part(args[0], axis, segment), part)
+                part = _part(output, iter(results), segment)
+                changed = change.result(args[0].narrow(axis, segment.begin, segment.size), part)
                 if changed is not part:
-                    _write(output, axis, segment, changed)
+                    _write(output, results, segment, changed)
             return
-        own = _part(args, axis, segment)
+        given = (args, tuple(kwargs.values()))
+        own, values = _part(given, iter(known.given if known else _alike(given, axis, size)), segment)
         with _replaced(self._module, replaced or {}):
-            part = (change.forward or self._module.forward)(*own)  # itself, since hooks are for the whole step
-            _write(output, axis, segment, part if change.result is None else change.result(own[0], part))
+            forward = change.forward or self._module.forward  # itself, since hooks are for the whole step
+            part = forward(*own, **dict(zip(kwargs, values, strict=True)))
+            _write(output, results, segment, part if change.result is None else change.result(own[0], part))
 
     def _segments(self, x: torch.Tensor) -> tuple[int, tuple[Segment, ...]]:
-        shown = 1 if x.shape[0] == 1 and (x.ndim > 2 or not x.is_floating_point()) else 0
-        axis = self._axes.get(self._path, shown)
+        known = self._axes.get(self._path)
+        learnt = known.given[0] if known else None
+        axis = usual_axis(x.shape, ids=not x.is_floating_point()) if learnt is None else learnt
         found = self._choice.of(x.shape[axis])
         if found is None:
             raise WorkerError(
@@ -140,21 +146,26 @@ class Site:
         return axis, found
 
 
-def _part(value: Any, axis: int, segment: Segment) -> Any:
-    """Return the part of tensors that belongs to a segment. What is no tensor is the same for all."""
-    if isinstance(value, tuple):
-        return tuple(_part(each, axis, segment) for each in value)
+def _alike(value: Any, axis: int, size: int) -> tuple[int | None, ...]:
+    """Return the tokens' dimension of each tensor: `axis` where it has `size`, or else the first, or none."""
+    shapes = shapes_of(value)
+    return tuple(next((dim for dim in (axis, 0) if shape[dim : dim + 1] == (size,)), None) for shape in shapes)
+
+
+def _part(value: Any, axes: Iterator[int | None], segment: Segment) -> Any:
+    """Return the part of tensors that belongs to a segment. What has no tokens is the same for all."""
+    if isinstance(value, tuple | list):
+        return tuple(_part(each, axes, segment) for each in value)
     if not isinstance(value, torch.Tensor):
         return value
-    return value.narrow(axis if value.ndim > axis else 0, segment.begin, segment.size)
+    axis = next(axes)
+    return value if axis is None else value.narrow(axis, segment.begin, segment.size)
 
 
-def _write(output: Any, axis: int, segment: Segment, value: Any) -> None:
-    if isinstance(output, tuple):
-        for each, own in zip(output, value, strict=True):
-            _write(each, axis, segment, own)
-    elif isinstance(output, torch.Tensor):
-        _part(output, axis, segment).copy_(value)
+def _write(output: Any, axes: Iterable[int | None], segment: Segment, value: Any) -> None:
+    for whole, axis, own in zip(tensors_in(output), axes, tensors_in(value), strict=True):
+        if axis is not None:
+            whole.narrow(axis, segment.begin, segment.size).copy_(own)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from loadmaster_engine.run.adapters.adapters import Adapters
 from loadmaster_engine.run.messages import decode, encode
@@ -13,7 +14,7 @@ from loadmaster_engine.run.paged.peak import Peak
 from loadmaster_engine.run.paged.sampling import draw
 from loadmaster_engine.run.products.arranged import arrange as arrange_matrices
 from loadmaster_engine.run.products.plain import compute_plainly
-from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Step
+from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Row, RowSampling, Step
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
 from loadmaster_hookspecs.errors import PlanError, WorkerError
 from loadmaster_hookspecs.executors import Result
@@ -22,6 +23,10 @@ from loadmaster_hookspecs.models import CausalModel
 
 if TYPE_CHECKING:
     import torch
+
+
+WATCHED: Final = 7
+"""Tokens of the step by which modules are watched, beside a step of one."""
 
 
 class ServingPart:
@@ -55,6 +60,7 @@ class ServingPart:
             arranged = self._prepare(arrange=asked.arrange)
             with Peak(self._device) as peak:
                 self._layout = self._model.kv_layout(asked.tokens)
+        self._watch(self._layout)
         free = 0 if self._device == "cpu" else int(torch.cuda.mem_get_info(self._device)[0])
         return Result(body=encode(Probed(layout=self._layout, activation=peak.nbytes, free=free, arranged=arranged)))
 
@@ -84,6 +90,7 @@ class ServingPart:
         with torch.inference_mode(), self._adapters.probing():
             self._prepare(arrange=other._arrange)
             self._layout = self._model.kv_layout(2)
+        self._watch(self._layout)
         self._arena = other._arena
         return other._layout is None or other._layout == self._layout
 
@@ -120,8 +127,21 @@ class ServingPart:
         with torch.inference_mode():
             for source, target in asked.copies:
                 self._arena.copy(source, target)
-            self._arena.clear(begun_blocks(asked.rows, self._arena.block_size))
-            dtype = getattr(torch, TORCH_NAMES[self._arena.layout.dtype])
-            packed = PackedStep(asked.rows, self._arena.block_size, dtype, self._device)
-            self._adapters.selection.several(packed.token_segments, packed.row_segments)
-            return self._model.step(packed.tokens, packed.positions, packed.last, StepCache(self._arena, packed)), packed
+            return self._compute(asked.rows, self._arena)
+
+    def _compute(self, rows: Sequence[Row], arena: KvArena) -> tuple[torch.Tensor, PackedStep]:
+        import torch
+
+        arena.clear(begun_blocks(rows, arena.block_size))
+        packed = PackedStep(rows, arena.block_size, getattr(torch, TORCH_NAMES[arena.layout.dtype]), self._device)
+        self._adapters.selection.several(packed.token_segments, packed.row_segments)
+        return self._model.step(packed.tokens, packed.positions, packed.last, StepCache(arena, packed)), packed
+
+    def _watch(self, layout: KvLayout) -> None:
+        """Let adapters see how steps call modules, as they will from now on. All ranks do this at once."""
+        import torch
+
+        arena = KvArena(layout, 1, WATCHED, self._device, self._rank)
+        with torch.inference_mode(), self._adapters.watching():
+            for count in (1, WATCHED):
+                self._compute((Row((0,) * count, 0, (0,), RowSampling(0)),), arena)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from loadmaster_engine.run.sampler import COLDEST
-from loadmaster_engine.serve.messages import DrawnToken, RowSampling
+from loadmaster_engine.serve.messages import NO_TOKEN, DrawnToken, RowSampling
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ SHORTLIST: Final = 1024
 
 
 def draw(logits: torch.Tensor, rows: Sequence[RowSampling]) -> tuple[DrawnToken, ...]:
-    """Return one token per row of `logits`, float [rows, vocabulary].
+    """Return one token per row of `logits`, float [rows, vocabulary], or NO_TOKEN where the largest is no finite number.
 
     Logarithms of probabilities are those of the model itself, before penalties and temperature.
     """
@@ -35,9 +35,10 @@ def draw(logits: torch.Tensor, rows: Sequence[RowSampling]) -> tuple[DrawnToken,
         if _penalises(row):
             adjusted = logits.clone() if adjusted is logits else adjusted
             adjusted[index] = penalised(adjusted[index], row)
-    tokens: list[int] = adjusted.max(dim=-1).indices.tolist()  # twice as fast as argmax, and the first of equals too
+    largest = adjusted.max(dim=-1)  # twice as fast as argmax, and the first of equals too; NaN is larger than all
+    tokens: list[int] = largest.indices.masked_fill(~largest.values.isfinite(), NO_TOKEN).tolist()
     for index, row in enumerate(rows):
-        if row.temperature > 0:
+        if row.temperature > 0 and tokens[index] != NO_TOKEN:
             tokens[index] = _pick(remaining(adjusted[index], row), uniform(row.seed, row.index))
     if all(row.logprobs < 0 for row in rows):
         return tuple(DrawnToken(token) for token in tokens)
@@ -116,7 +117,7 @@ def _pick(probabilities: torch.Tensor, number: float) -> int:
 
 
 def _reported(token: int, logprobs: torch.Tensor, count: int) -> DrawnToken:
-    if count < 0:
+    if count < 0 or token == NO_TOKEN:
         return DrawnToken(token)
     best = logprobs.topk(min(count, len(logprobs)))
     top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from loadmaster.serving.http.errors import ApiError, bad_request
+from loadmaster.serving.http.plain_words import in_plain_words
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -100,4 +101,4 @@ def _invalid(text: str) -> ApiError:
         message = f"{'missing required' if missing else 'unsupported'} parameter: {param!r}"
         return bad_request(message, param, "missing_required_parameter" if missing else "unsupported_parameter")
     code = "invalid_type" if ", got " in why else "invalid_value"
-    return bad_request(f"invalid {path or 'body'}: {why}", path or None, code)
+    return bad_request(f"invalid {path or 'body'}: {in_plain_words(why)}", path or None, code)

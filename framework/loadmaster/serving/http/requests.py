@@ -16,7 +16,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Likeliest = Annotated[int, Meta(ge=0, le=20)]
 """A number of alternatives to every token."""
-AdapterName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"\A[^\s\x00-\x1f\x7f]+\Z")]
+NAME_PATTERN = r"\A[^\s\x00-\x1f\x7f]+\Z"
+AdapterName = Annotated[str, Meta(min_length=1, max_length=256, pattern=NAME_PATTERN)]
 """A name without spaces and control characters."""
 
 

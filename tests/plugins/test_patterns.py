@@ -8,8 +8,8 @@ import time
 import pytest
 
 from loadmaster_hookspecs.errors import PlanError
-from loadmaster_plugins.gptq.patterns import LONGEST_NAME, takes_long
 from loadmaster_plugins.gptq.rules import Rule, applying
+from loadmaster_plugins.patterns import LONGEST_NAME, Expression, takes_long, tried_in_time
 
 HARMLESS = [
     r".*\.18\..*gate.*",
@@ -35,6 +35,8 @@ LONG = [
     30 * "(?:a|.)" + "b",
     10 * "(a|b|c|d|e|f|g|h)",
     1001 * "a",
+    "(?x)(a+) +",
+    "(?ix: (a+) + )",
 ]
 
 
@@ -57,3 +59,9 @@ def test_a_name_too_long_to_be_matched_is_refused() -> None:
     with pytest.raises(PlanError, match="too long to look for its rule"):
         applying(rules, (LONGEST_NAME + 1) * "a")
     assert applying((), (LONGEST_NAME + 1) * "a") is None
+
+
+def test_a_trial_says_whether_names_are_matched_in_time() -> None:
+    names = ["model.layers.17.self_attn.q_proj", 40 * "a"]
+    assert tried_in_time([Expression("(a+)+$", whole=False), Expression("(a|b)+", whole=True)], names)
+    assert not tried_in_time([Expression("(a+)+$", whole=False)], [*names, 40 * "a" + "!"])
