@@ -7,8 +7,8 @@ there. The group is then as good as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from loadmaster_engine.run.groups import Group
@@ -49,7 +49,7 @@ class Agreement:
         self._device = device
         self._undertaking = undertaking
         self._open = group.world_size > 1
-        self._stopped: WorkerError | None = None
+        self._stopped = ""
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks. Raises the undertaking's WorkerError on all of them when one does not take part."""
@@ -59,11 +59,8 @@ class Agreement:
     def concat(self, tensor: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:
         """Return the ranks' tensors joined, as a group does. Raises like `sum`."""
         self._tell(JOINING)
-        try:
+        with self._reaching():
             return self._group.concat(tensor, parts)
-        except Exception:  # boundary: whatever a communication library raises
-            self.broken = True
-            raise
 
     def done(self) -> None:
         """Say that this rank has done its part. Raises like `sum`."""
@@ -81,27 +78,25 @@ class Agreement:
         if error is None:
             return
         if not self.broken:
-            with suppress(Exception):  # boundary: as in `_sum`, and this rank's error says more
+            with suppress(Exception):  # boundary: as in `_reaching`, and this rank's error says more
                 self.failed()
         if self.broken:
             raise from_report(error)
 
     def _tell(self, doing: int) -> None:
-        if self._stopped is not None:
-            raise self._stopped  # again, for code that caught it: the others do not go on
-        if not self._open:
-            return
-        votes = self._sum(self._vote(doing)).tolist()
-        if votes[doing] < self._group.world_size:
-            self._open = False
-            failed = votes[FAILED] > 0
-            self._stopped = WorkerError(
-                self._undertaking.code,
-                self._undertaking.summary,
-                where={"rank": self._group.rank},
-                why="another rank failed" if failed else "all ranks must add up and join alike, and one did something else",
-            )
-            raise self._stopped
+        if self._open:
+            votes = self._sum(self._vote(doing)).tolist()
+            if votes[FAILED]:
+                self._stop("another rank failed")
+            elif votes[doing] < self._group.world_size:
+                self._stop("all ranks must add up and join alike, and one did something else")
+        if self._stopped:  # again and again, for code that catches it: the others do not go on
+            where = {"rank": self._group.rank}
+            raise WorkerError(self._undertaking.code, self._undertaking.summary, where=where, why=self._stopped)
+
+    def _stop(self, why: str) -> None:
+        self._open = False
+        self._stopped = why
 
     def _vote(self, doing: int) -> torch.Tensor:
         import torch
@@ -111,8 +106,14 @@ class Agreement:
         return vote
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        try:
+        with self._reaching():
             return self._group.sum(tensor)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Note when the others cannot be reached."""
+        try:
+            yield
         except Exception:  # boundary: whatever a communication library raises
             self.broken = True
             raise
