@@ -26,6 +26,7 @@ FUNCTIONS: Final = {
     "attention": "loadmaster_plugins.transformers_models.paged:probe_attention",
     "both ways": "loadmaster_plugins.transformers_models.trial:Noted.attend",
     "lean": "loadmaster_plugins.transformers_models.lean:LeanLayer._feed",
+    "product": "loadmaster_engine.load.packed:PackedLinear.forward",
     "step": "transformers.models.llama.modeling_llama:LlamaMLP.forward",
     "norms": "loadmaster_plugins.lora.product:magnitude_factor",
 }

@@ -25,6 +25,7 @@ from tiny_models import IDS, make_model, save_model
 __all__ = ["failing"]
 
 SETTINGS: Final = EngineSettings(max_running=4, kv_bytes=1 << 20)
+QUANTISED: Final = Path(__file__).parents[2] / "data" / "gptq-4b-g64-asym-act"
 TOKENS: Final = 32
 SECONDS: Final = 60.0
 """What nothing here may take. Ranks that wait for others in a collective do so longer."""
@@ -120,6 +121,15 @@ def test_one_rank_that_cannot_merge_or_run_new_weights_where_nothing_is_served(
                 engine.update_weights(new)
             assert caught.value.report.where["rank"] == 1
             assert np.array_equal(engine.logits(IDS), before)
+
+
+def test_one_rank_that_cannot_multiply_by_quantised_weights(failing: Failing) -> None:
+    with lm.Engine(QUANTISED, **options("inline")) as engine:
+        before = engine.logits(IDS[:1])
+        with failing.fails("product", 5), at_once(), pytest.raises(lm.WorkerError, match=WORDS) as caught:
+            engine.update_weights(QUANTISED)
+        assert caught.value.report.where["rank"] == 1
+        assert np.array_equal(engine.logits(IDS[:1]), before)
 
 
 @pytest.mark.parametrize("mode", ["live", "merged"])
