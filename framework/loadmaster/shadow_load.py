@@ -11,6 +11,7 @@ import msgspec
 
 from loadmaster.bringup import SLOWEST_STORAGE, STAGE_TIMEOUT
 from loadmaster_engine.report import RankReport
+from loadmaster_engine.run.agreement import telling
 from loadmaster_engine.run.messages import ShadowState, assign_apart, decode
 from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, from_report
 from loadmaster_hookspecs.events import Event, Progress
@@ -81,9 +82,9 @@ class ShadowLoad:
             time.sleep(POLL_SECONDS)
 
     def _ask(self, op: str, body: bytes | Sequence[bytes] = b"") -> list[ShadowState]:
-        """Return the states after a call. Raises the first error in them."""
+        """Return the states after a call. Raises the error in them that says most."""
         states = [decode(result.body, ShadowState) for result in self._call(op, body)]
-        for rank, state in enumerate(states):
-            if state.error is not None:
-                raise from_report(msgspec.structs.replace(state.error, where={"rank": rank, **state.error.where}))
+        if found := telling(state.error for state in states):
+            error, rank = found
+            raise from_report(msgspec.structs.replace(error, where={"rank": rank, **error.where}))
         return states

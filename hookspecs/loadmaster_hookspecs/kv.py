@@ -76,7 +76,8 @@ class PagedModel(CausalModel, Protocol):
     """A causal model that many sequences can use at once, with keys and values kept by the kernel in blocks."""
 
     def kv_layout(self, tokens: int) -> KvLayout:
-        """Run `tokens` tokens through the bound model and return what its attention keeps. All ranks call it together.
+        """Run `tokens` tokens through the bound model and return what its attention keeps. All ranks call it together, so the
+        model may ask all of them here (`loadmaster_hookspecs.agreeing`).
 
         Raises PlanError for a model that keeps anything else between tokens, or whose attention cannot work on blocks.
         """

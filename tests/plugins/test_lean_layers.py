@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from itertools import count as numbers
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 from loadmaster_engine.run.products import arranged
+from loadmaster_hookspecs.agreeing import AGREE
 from loadmaster_plugins.transformers_models.build import TransformersModel
 from loadmaster_plugins.transformers_models.lean import LeanLayer
 from loadmaster_plugins.transformers_models.trial import Noted
@@ -152,6 +156,48 @@ def test_what_is_attached_later_counts(path: str, *, before: bool) -> None:
     assert torch.equal(step(model), plain)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
+def test_what_modules_ask_of_other_ranks_is_not_asked_again_for_the_trial(kind: str) -> None:
+    model = served(kind, more=EXPERTS if kind == "qwen3_moe" else None)
+    runs = Counter[str]()
+    for name, part in model.module.named_modules():
+        if name.endswith(("o_proj", "down_proj", "mlp.experts")):
+            part.register_forward_hook(partial(_summed, runs, name))
+    model.kv_layout(1)
+    once = runs.copy()
+    model.kv_layout(9)
+    assert runs == {name: 3 * count for name, count in once.items()}
+    assert len(once) == 4
+    assert len(lean_layers(model)) == 2
+    assert torch.equal(step(model), own(model))
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_layers_stay_whose_modules_compute_something_else_each_time(call: int) -> None:
+    """The output projection of the second layer is called by the probe, by the layer's own code, and by the lean one."""
+    model = served("llama")
+    part = model.module.get_submodule("model.layers.1.self_attn.o_proj")
+    calls = numbers(1)
+    part.forward = lambda rows: type(part).forward(part, rows) * (1.5 if next(calls) == call else 1.0)
+    part.register_forward_hook(lambda _module, _args, output: output.clone())
+    model.kv_layout(9)
+    assert len(lean_layers(model)) == (1 if call == 3 else 2)
+
+
+def test_ranks_agree_which_layers_are_lean() -> None:
+    model = served("llama")
+    asked: list[list[bool]] = []
+
+    def agree(votes: list[bool]) -> tuple[bool, ...]:
+        asked.append(votes)
+        return False, True
+
+    setattr(model.module, AGREE, agree)
+    model.kv_layout(9)
+    assert asked == [[True, True]]
+    assert lean_layers(model) == [model.module.get_submodule("model.layers.1")]
+
+
 @pytest.mark.parametrize("path", ["self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj", "input_layernorm"])
 def test_a_replaced_parameter_is_used_at_once(path: str) -> None:
     model = arranged_model()
@@ -184,6 +230,12 @@ def test_outside_of_steps_the_own_code_runs() -> None:
     before = model.forward(tokens, torch.ones_like(tokens), tokens, None, last_only=False)
     model.kv_layout(9)
     torch.testing.assert_close(model.forward(tokens, torch.ones_like(tokens), tokens, None, last_only=False), before)
+
+
+def _summed(runs: Counter[str], name: str, _module: object, _args: object, output: torch.Tensor) -> torch.Tensor:
+    """Do as a sum over two ranks does that writes its result where the tensor was."""
+    runs[name] += 1
+    return output.mul_(2)
 
 
 def _twice(_module: object, _args: object, output: object) -> object:

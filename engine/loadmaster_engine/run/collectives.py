@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from loadmaster_engine.run.agreement import Agreement
 from loadmaster_engine.run.groups import Group
+from loadmaster_hookspecs.agreeing import AGREE
 from loadmaster_hookspecs.sharding import Interval, ModulePlacement
 
 if TYPE_CHECKING:
     import torch
+
+
+class ModelCollectives:
+    """The group as one model's modules use it (`loadmaster_engine.run.groups.Group`), for a while by an agreement."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._group = group
+        self._used: Group | Agreement = group
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks."""
+        return self._used.sum(tensor)
+
+    def concat(self, tensor: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:
+        """Return the ranks' tensors joined."""
+        return self._used.concat(tensor, parts)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()
+
+    @contextmanager
+    def within(self, agreement: Agreement) -> Iterator[None]:
+        """Let modules add up and join by an agreement."""
+        self._used = agreement
+        try:
+            yield
+        finally:
+            self._used = self._group
+
+    def offer_agreement(self, module: torch.nn.Module, device: str) -> None:
+        """Let the model's own code ask whether all ranks say yes to something, where there are several."""
+        if self.world_size > 1:
+            setattr(module, AGREE, lambda votes: self._agree(votes, device))
+
+    def _agree(self, votes: Sequence[bool], device: str) -> tuple[bool, ...]:
+        import torch
+
+        counts = self.sum(torch.tensor(votes, dtype=torch.float32, device=device))
+        return tuple(count == self.world_size for count in counts.tolist())
 
 
 def attach(module: torch.nn.Module, placements: Sequence[ModulePlacement], group: Group) -> None:

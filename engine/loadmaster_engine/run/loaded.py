@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from loadmaster_engine.load.arena import check_device
 from loadmaster_engine.load.stages import RankLoad
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
 from loadmaster_engine.run.adapters.adapters import Adapters
+from loadmaster_engine.run.agreement import Agreement
 from loadmaster_engine.run.building import begin_build
-from loadmaster_engine.run.collectives import attach
+from loadmaster_engine.run.collectives import ModelCollectives, attach
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.messages import Assignment
 from loadmaster_engine.run.products.plain import compute_plainly
@@ -35,6 +38,7 @@ class LoadedModel:
         self._building = begin_build(host, assignment.plan)
         self._model: CausalModel | None = None
         self._adapters: Adapters | None = None
+        self._collectives: ModelCollectives | None = None
 
     @property
     def model(self) -> CausalModel:
@@ -62,7 +66,9 @@ class LoadedModel:
         model = self.build()
         self.loading.bind(model)
         modules = self.assignment.plan.ranks[0].modules
-        attach(model.module, modules, group)
+        self._collectives = ModelCollectives(group)
+        attach(model.module, modules, self._collectives)
+        self._collectives.offer_agreement(model.module, self.assignment.device)
         if self.assignment.device == "cpu":
             compute_plainly(model.module)
         self._model = model
@@ -75,14 +81,23 @@ class LoadedModel:
             raise WorkerError("LM-SERVICE-ORDER", "a rank was asked for adapters before its model was bound")
         return self._adapters
 
-    def adapt(self) -> None:
-        """Merge the plan's adapter, or make its adapters choosable, with the numbers from 1 on. All ranks do this at once."""
+    def adapt(self, agreement: Agreement) -> None:
+        """Merge the plan's adapter, or make its adapters choosable, with the numbers from 1 on. All ranks do this at once.
+
+        The others are not told of what it raises: that is up to the caller.
+        """
         for number, load in enumerate(self.loading.adapters, 1):
             if self.assignment.plan.settings.adapter_mode == "merged":
-                self.adapters.merge(load)
+                self.adapters.merge(load, agreement)
             else:
-                self.adapters.take(number, load)
+                self.adapters.take(number, load, agreement)
         self.loading.adapters = ()
+
+    def within(self, agreement: Agreement) -> AbstractContextManager[None]:
+        """Return a context in which the model's modules add up and join by an agreement, so that a rank may fail in them."""
+        if self._collectives is None:
+            raise WorkerError("LM-SERVICE-ORDER", "a rank was asked to try a model before it was bound")
+        return self._collectives.within(agreement)
 
     def unmerge(self) -> None:
         """Read again what merging changed."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from loadmaster_engine.plugin_host import PluginHost, rebuild_host
+from loadmaster_engine.run.agreement import ADAPTER, Agreement
 from loadmaster_engine.run.batch import Batch, prefill_logits
 from loadmaster_engine.run.groups import Group, Solo
 from loadmaster_engine.run.joining import MeetingPoint
@@ -137,7 +138,10 @@ class WorkerService:
         return Result()
 
     def _adapt(self, body: bytes, emit: EventSink) -> Result:
-        self._loaded.adapt()
+        # An error ends all ranks at once, so it need not be told in the agreement.
+        agreement = Agreement(self._group, self._device, ADAPTER)
+        self._loaded.adapt(agreement)
+        agreement.done()
         return Result()
 
     def _unmerge(self, body: bytes, emit: EventSink) -> Result:

@@ -1,8 +1,9 @@
 """A second set of weights, loaded while the first one answers steps, that takes its place when every rank has proved it.
 
 Bytes are moved on a thread of their own, so steps go on meanwhile. What changes settings of the whole process (building) or
-needs all ranks at once (adapters, a token as a trial) is done between two steps. Whatever goes wrong is told in the state and
-never raised: weights that cannot be loaded end no worker.
+needs all ranks at once (adapters, a token as a trial) is done between two steps, by an agreement: when one rank cannot, none
+does. Whatever goes wrong is told in the state and not raised, unless ranks can no longer reach each other: weights that cannot
+be loaded end no worker.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 from loadmaster_engine.executors.failure import report_of
 from loadmaster_engine.plugin_host import PluginHost
 from loadmaster_engine.report import RankReport
+from loadmaster_engine.run.agreement import UPDATE, Agreement
+from loadmaster_engine.run.batch import prefill_logits
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.loaded import LoadedModel
 from loadmaster_engine.run.messages import Assignment, ShadowState
@@ -51,8 +54,7 @@ class Shadow:
     def begin(self) -> None:
         """Build the model, then start the thread that reserves, loads, binds and verifies."""
         self._attempt(self._build)
-        if self._error is None:
-            self._thread.start()
+        self._attempt(self._thread.start)
 
     def state(self) -> ShadowState:
         """Return how far it is."""
@@ -60,12 +62,14 @@ class Shadow:
 
     def adapt(self) -> None:
         """Make the plan's adapters again on the new weights."""
-        self._attempt(self._ready.adapt)
+        self._together(lambda agreement: self._ready.adapt(agreement))
 
     def try_out(self, serving: ServingPart | None) -> None:
-        """Run a token with the new weights where the model serves: it must keep what the old one keeps, in the same blocks."""
-        if serving is not None:
-            self._attempt(lambda: self._take_over(serving))
+        """Run a token with the new weights. Where the model serves it must keep what the old one keeps, in the same blocks."""
+        if serving is None:
+            self._together(self._run)
+        else:
+            self._together(lambda agreement: self._take_over(serving, agreement))
 
     def drop(self) -> None:
         """Let the thread end at its next report, and forget the weights once it has."""
@@ -88,9 +92,15 @@ class Shadow:
         loaded.bind(self._group)
         self._report = loaded.verify()
 
-    def _take_over(self, serving: ServingPart) -> None:
+    def _run(self, agreement: Agreement) -> None:
+        with self._ready.within(agreement):
+            prefill_logits(self._ready.model, (0,), self._assignment.device)
+
+    def _take_over(self, serving: ServingPart, agreement: Agreement) -> None:
         fresh = ServingPart(self._ready.model, self._ready.adapters, self._assignment.rank, self._assignment.device)
-        if not fresh.take_over(serving):
+        with self._ready.within(agreement):
+            fits = fresh.take_over(serving)
+        if not fits:
             raise PlanError(
                 "LM-UPDATE-MODEL",
                 "the new weights keep other keys and values than the old ones",
@@ -106,6 +116,17 @@ class Shadow:
             raise Dropped
         if isinstance(event, Progress):
             self._done = event.done
+
+    def _together(self, work: Callable[[Agreement], None]) -> None:
+        """Do what needs all ranks at once."""
+        agreement = Agreement(self._group, self._assignment.device, UPDATE)
+
+        def agreed() -> None:
+            work(agreement)
+            agreement.done()
+
+        self._attempt(agreed)
+        agreement.end(self._error)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self._error is not None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from loadmaster.bringup import SLOWEST_STORAGE
+from loadmaster_engine.run.agreement import telling
 from loadmaster_engine.run.messages import encode
 from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
 from loadmaster_hookspecs.errors import LoadmasterError, WorkerError, from_report
@@ -78,9 +79,8 @@ def _openings(plan: AdapterPlan, number: int) -> list[AdapterOpen]:
 
 def _check(states: Sequence[AdapterState]) -> None:
     """Raise a rank's error, if there is one: not that of a rank which stopped because another one failed."""
-    errors = [(state.error, rank) for rank, state in enumerate(states) if state.error is not None]
-    if errors:
-        error, rank = min(errors, key=lambda each: each[0].code == "LM-ADAPTER-RANKS")
+    if found := telling(state.error for state in states):
+        error, rank = found
         raise from_report(error).located(rank=rank)
 
 

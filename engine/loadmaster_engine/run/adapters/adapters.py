@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from loadmaster_engine.load.adapters import AdapterLoad
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_engine.run.adapters.agreement import Agreement
 from loadmaster_engine.run.adapters.axes import TokenAxes
 from loadmaster_engine.run.adapters.merging import Merged, merge, put
 from loadmaster_engine.run.adapters.resident import Resident
 from loadmaster_engine.run.adapters.selection import Selection
+from loadmaster_engine.run.agreement import ADAPTER, Agreement
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.messages import decode, encode
 from loadmaster_engine.serve.adapter_messages import AdapterBuild, AdapterClose, AdapterMove, AdapterOpen, AdapterState
@@ -89,18 +89,22 @@ class Adapters:
         for adapter in list(self._residents.values()):
             self._close(adapter)
 
-    def take(self, number: int, load: AdapterLoad) -> None:
-        """Make an adapter that was loaded with the model ready. Raises what makes that impossible."""
+    def take(self, number: int, load: AdapterLoad, agreement: Agreement) -> None:
+        """Make an adapter that was loaded with the model ready. Raises what makes that impossible; the others are not told."""
         adapter = self._residents[number] = Resident(number, load.plan)
-        adapter.hold(load)
-        self._build(adapter, len(load.plan.parts))
+
+        def build() -> None:
+            adapter.hold(load)
+            adapter.build(self._host, self._model, self._shared, agreement.sum, len(load.plan.parts))
+
+        adapter.attempt(build)
         if adapter.state.error is not None:
             raise from_report(adapter.state.error)
         self._answer(adapter)
 
-    def merge(self, load: AdapterLoad) -> None:
-        """Change the weights by an adapter: number 0 is then the model with it."""
-        self._merged = merge(self._host, self._model, load, self._shared, self._group.sum)
+    def merge(self, load: AdapterLoad, agreement: Agreement) -> None:
+        """Change the weights by an adapter: number 0 is then the model with it. Raises like `take`."""
+        self._merged = merge(self._host, self._model, load, self._shared, agreement.sum)
 
     @property
     def merged(self) -> Merged:
@@ -135,13 +139,14 @@ class Adapters:
             self.selection.check_fits(adapter)
 
     def _build(self, adapter: Resident, parts: int) -> None:
-        agreement = Agreement(self._group, self._device)
-        adapter.attempt(lambda: adapter.build(self._host, self._model, self._shared, agreement, parts))
-        error = adapter.state.error
-        if error is not None and not agreement.broken:
-            agreement.failed()
-        if error is not None and agreement.broken:
-            raise from_report(error)
+        agreement = Agreement(self._group, self._device, ADAPTER)
+
+        def build() -> None:
+            adapter.build(self._host, self._model, self._shared, agreement.sum, parts)
+            agreement.done()
+
+        adapter.attempt(build)
+        agreement.end(adapter.state.error)
 
     def _close(self, adapter: Resident) -> None:
         del self._residents[adapter.number]

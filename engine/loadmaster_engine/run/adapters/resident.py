@@ -9,8 +9,7 @@ import torch
 from loadmaster_engine.executors.failure import report_of
 from loadmaster_engine.load.adapters import AdapterLoad
 from loadmaster_engine.plugin_host import PluginHost
-from loadmaster_engine.run.adapters.agreement import Agreement
-from loadmaster_engine.run.adapters.layers import PlacedLayer
+from loadmaster_engine.run.adapters.layers import PlacedLayer, Sum
 from loadmaster_engine.serve.adapter_messages import AdapterState
 from loadmaster_hookspecs.adapters import AdapterPart, LiveChange
 from loadmaster_hookspecs.errors import LoadmasterError, WorkerError
@@ -78,16 +77,17 @@ class Resident:
         self._opened.move(seconds)
         self._gather()
 
-    def build(
-        self, host: PluginHost, model: torch.nn.Module, shared: Collection[str], agreement: Agreement, parts: int
-    ) -> None:
-        """Prepare the next `parts` changes, together with the other ranks, who sum the results of the modules `shared`."""
+    def build(self, host: PluginHost, model: torch.nn.Module, shared: Collection[str], total: Sum, parts: int) -> None:
+        """Prepare the next `parts` changes, together with the other ranks, who sum the results of the modules `shared`.
+
+        `total` adds up over the ranks.
+        """
         begin = len(self.changes)
         if not self._opened.done:
             raise WorkerError("LM-SERVICE-ORDER", "an adapter was to be built before its bytes were there")
         for part in self.plan.parts[begin : begin + parts]:
             weight = self.replaced.get(f"{part.path}.weight")
-            add_up = agreement.sum if part.path in shared else None
+            add_up = total if part.path in shared else None
             layer = PlacedLayer(model.get_submodule(part.path), weight, add_up)
             kind = host.adapter_kind(self.plan.kind)
             with torch.inference_mode(), host.attributed(kind, f"live of adapter kind {kind.name} for {part.path}"):
@@ -95,7 +95,6 @@ class Resident:
                 if not isinstance(change, LiveChange):
                     raise TypeError(f"returned {type(change).__name__} instead of a LiveChange")
                 self.changes[part.path] = change
-        agreement.done()
 
     def tensors_of(self, part: AdapterPart) -> dict[str, torch.Tensor]:
         """Return the rank's tensors of a part by role."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from loadmaster_engine.run.adapters.agreement import Agreement
+from loadmaster_engine.run.agreement import ADAPTER, UPDATE, Agreement, telling
 from loadmaster_engine.run.groups import Meeting, Solo, Threads
-from loadmaster_hookspecs.errors import LoadmasterError
+from loadmaster_hookspecs.errors import LoadmasterError, WorkerError
 
 Build = Callable[[Agreement], object]
 
@@ -21,7 +22,7 @@ def outcomes(builds: Sequence[Build]) -> list[str]:
     found = [""] * len(builds)
 
     def run(rank: int) -> None:
-        agreement = Agreement(Threads(rank, meeting), "cpu")
+        agreement = Agreement(Threads(rank, meeting), "cpu", ADAPTER)
         try:
             found[rank] = str(builds[rank](agreement))
             agreement.done()
@@ -47,6 +48,17 @@ def sums(times: int) -> Build:
     return build
 
 
+def joins(agreement: Agreement) -> object:
+    return agreement.concat(torch.ones(1, 1), [1, 1]).tolist()
+
+
+def joining_whatever_happens(agreement: Agreement) -> object:
+    """Catch the error of a sum and go on: the others do not."""
+    with contextlib.suppress(LoadmasterError):
+        agreement.sum(torch.ones(1))
+    return joins(agreement)
+
+
 def failing_after(times: int) -> Build:
     def build(agreement: Agreement) -> object:
         sums(times)(agreement)
@@ -65,6 +77,10 @@ def failing_after(times: int) -> Build:
         ([failing_after(1), failing_after(1)], ["own", "own"]),
         ([failing_after(1), failing_after(2)], ["own", "LM-ADAPTER-RANKS"]),
         ([sums(1), sums(2)], ["LM-ADAPTER-RANKS"] * 2),
+        ([joins, joins], ["[[1.0, 1.0]]"] * 2),
+        ([joins, sums(1)], ["LM-ADAPTER-RANKS"] * 2),
+        ([joins, failing_after(0)], ["LM-ADAPTER-RANKS", "own"]),
+        ([joining_whatever_happens, failing_after(0)], ["LM-ADAPTER-RANKS", "own"]),
     ],
 )
 def test_all_ranks_stop_together(builds: list[Build], expected: list[str]) -> None:
@@ -73,15 +89,32 @@ def test_all_ranks_stop_together(builds: list[Build], expected: list[str]) -> No
 
 def test_a_group_that_breaks_is_told_apart() -> None:
     meeting = Meeting(2)
-    agreement = Agreement(Threads(0, meeting), "cpu")
+    agreement = Agreement(Threads(0, meeting), "cpu", ADAPTER)
     meeting.barrier.abort()
     with pytest.raises(LoadmasterError, match="LM-GROUP-BROKEN"):
         agreement.sum(torch.ones(1))
     assert agreement.broken
+    own = WorkerError("LM-OWN", "what this rank met").report
+    with pytest.raises(LoadmasterError, match="LM-OWN"):
+        agreement.end(own)
+
+
+def test_a_group_that_breaks_when_others_are_told_is_told_of_with_the_own_error() -> None:
+    meeting = Meeting(2)
+    meeting.barrier.abort()
+    with pytest.raises(LoadmasterError, match="LM-OWN"):
+        Agreement(Threads(0, meeting), "cpu", UPDATE).end(WorkerError("LM-OWN", "what this rank met").report)
+
+
+def test_the_error_that_says_most_is_that_of_the_rank_that_failed() -> None:
+    own, following = (WorkerError(code, "").report for code in ("LM-OWN", UPDATE.code))
+    assert telling([None, following, None, own]) == (own, 3)
+    assert telling([following, following]) == (following, 0)
+    assert telling([None, None]) is None
 
 
 def test_a_rank_alone_asks_nobody() -> None:
-    agreement = Agreement(Solo(), "cpu")
+    agreement = Agreement(Solo(), "cpu", ADAPTER)
     assert agreement.sum(torch.ones(1)).item() == 1
     agreement.done()
     agreement.failed()
