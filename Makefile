@@ -20,7 +20,7 @@ demo-awq: $(READY)  ## the same with the model quantised to 4 bits by autoawq, o
 	@PATH="$(abspath $(BIN)):$$PATH" tools/demo.sh awq
 
 test: lint  ## everything that continuous integration checks
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)  ## style, types and import directions
 	$(BIN)/ruff check

@@ -23,7 +23,8 @@ from bench.import_times import summed
 from bench.marks import BEGIN, END
 from bench.page import write_page
 from bench.page_cache import drop, resident, warm
-from bench.records import Goal, Measurement, Report, Settings
+from bench.records import Goal, Line, Measurement, Report, Settings, sums_digest
+from bench.runs import stopwatch, transformers_run
 from bench.runs.loadmaster_run import fetched
 from bench.runs.sums import MODULUS, merge_sums, words_sum
 from bench.series import run_series, schedule
@@ -259,13 +260,13 @@ def test_a_page_without_a_place_for_results_is_left_alone(tmp_path: Path) -> Non
 def test_a_small_run_from_end_to_end(tiny: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    names = ["floor", "loadmaster-tp2-auto", "transformers", "safetensors-clone"]
+    names = ["floor", "loadmaster-tp2-auto", "safetensors-clone"]
     out = bench_main.main(
-        ["--size", "tiny", "--rounds", "1", "--peers", "safetensors", "transformers", "--here", "--cache", "hot",
+        ["--size", "tiny", "--rounds", "1", "--peers", "safetensors", "--here", "--cache", "hot",
          "--only", *names, "--out", str(tmp_path / "result.json")]
     )  # fmt: skip
     report = msgspec.json.decode(out.read_bytes(), type=Report)
-    assert [one.error for one in report.measurements] == [""] * 8
+    assert [one.error for one in report.measurements] == [""] * 6
     assert [(one.contestant, one.round) for one in report.measurements] == [
         (name, number) for number in (0, 1) for name in names
     ]
@@ -277,16 +278,33 @@ def test_a_small_run_from_end_to_end(tiny: Path, cache: Path, tmp_path: Path, mo
         "floor": "",
         **dict.fromkeys(names[1:], expected_sums(tiny)),
     }
-    assert checked["transformers"].nbytes == checked["safetensors-clone"].nbytes == stored
+    assert checked["safetensors-clone"].nbytes == stored
     assert all(one.seconds["load"] > 0 and one.memory["pss"] > 0 for one in report.measurements)
     by_name = {one.contestant: one for one in report.measurements if one.round == 1}
-    assert [len(by_name[name].tokens) for name in names] == [0, 1, 1, 0]
+    assert [len(by_name[name].tokens) for name in names] == [0, 1, 0]
     goal = next(goal for goal in report.goals if goal.text == "TP 2: summed PSS beside 1.05 checkpoints + 250 MB per rank")
     expected = by_name["loadmaster-tp2-auto"].memory["pss"] / (1.05 * report.model_bytes + 500e6)
     assert goal.measured == pytest.approx(expected)
     page = out.with_suffix(".md").read_text()
     assert all(f"| {name} |" in page for name in names)
     assert out.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_transformers_loads_what_the_files_hold(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has transformers already."""
+    monkeypatch.setattr(sys, "argv", ["transformers_run", str(tiny)])
+    monkeypatch.setenv(stopwatch.CHECK, "1")
+    transformers_run.main()
+    (text,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(stopwatch.MARK)]
+    line = msgspec.json.decode(text, type=Line)
+    assert line.nbytes == sum(2 * int(np.prod(shape)) for _, shape in tensors(SIZES["tiny"]))
+    assert line.sums
+    assert sums_digest(line.sums) == expected_sums(tiny)
+    assert len(line.tokens) == 1
+    assert line.seconds["first_token"] > line.seconds["load"] > 0
+    assert line.memory["pss"] > 0
 
 
 def test_our_own_modules_are_compiled_before_they_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +49,6 @@ def test_mapped_weights_become_copies_where_they_are_merged(tmp_path: Path) -> N
     before = (made.model / "model.safetensors").read_bytes()
     check(made, (1, 2), ("merged",), dtype="auto")
     assert (made.model / "model.safetensors").read_bytes() == before
-
-
-def test_over_worker_processes(tmp_path: Path) -> None:
-    check(make_adapter(tmp_path, use_dora=True), (2,), ("live",), executor="multiprocess")
 
 
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(order=True), Scheme(method="awq", version="gemm")])
@@ -172,21 +166,6 @@ def test_an_adapter_in_shards_beside_a_model(tmp_path: Path) -> None:
         save_file({name: tensors[name].contiguous() for name in part}, file)
     shutil.copytree(made.model, made.adapter, dirs_exist_ok=True)
     check(made, (1, 2), ("live",))
-
-
-def test_only_the_planner_imports_peft(tmp_path: Path) -> None:
-    code = f"""
-import sys, loadmaster as lm
-if __name__ == "__main__":
-    folders = {{"it": {str(DATA / "lora-regex")!r}}}
-    with lm.Engine({str(DATA / "base")!r}, tensor_parallel=2, adapters=folders) as engine:
-        engine.logits([1, 2, 3], adapter="it")
-    print([name for name in ("torch", "peft") if name in sys.modules])
-"""
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
-    assert ended.stdout == "[]\n", ended.stderr
 
 
 def test_each_rank_reads_its_own_part(tmp_path: Path) -> None:

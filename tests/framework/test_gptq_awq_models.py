@@ -53,12 +53,6 @@ def test_real_files_give_their_producers_logits_at_any_size(name: str) -> None:
         assert not [finding for finding in loaded.plan.findings if "GPTQ" in finding.code or "AWQ" in finding.code]
 
 
-def test_over_worker_processes() -> None:
-    expected = load_file(DATA / "gptq-4b-g64-asym-act" / "expected" / "logits.safetensors")
-    with engine(DATA / "gptq-4b-g64-asym-act", 2, executor="multiprocess") as loaded:
-        assert relative_error(loaded.logits(expected["input_ids"][0].tolist()), expected["logits"][0]) < 1e-6
-
-
 SCHEMES = st.builds(
     Scheme,
     method=st.just("gptq"),

@@ -1,6 +1,6 @@
-"""A plugin for tests: safetensors whose reads are slow, or fail on one rank, as the environment asks.
+"""A plugin for tests: safetensors that cannot be mapped, whose reads are slow or fail on one rank, as the environment asks.
 
-`AWKWARD=slow` makes every read wait and forbids mapping; `AWKWARD=boom` makes every read of rank 1 raise.
+`AWKWARD=0.05` makes every read wait for that many seconds; `AWKWARD=boom` makes every read of rank 1 raise.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from loadmaster_hookspecs.formats import CheckpointIndex, FileRef, FormatLoader
 from loadmaster_hookspecs.sources import RangeReader, Source
 from loadmaster_plugins import hf_safetensors
 
-PAUSE = 0.05
-"""Seconds that a slow read takes."""
-
 
 class AwkwardReader:
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        if os.environ["AWKWARD"] == "boom" and Path("/proc/self/comm").read_text().strip().endswith("r1"):
+        asked = os.environ["AWKWARD"]
+        if asked != "boom":
+            time.sleep(float(asked))
+        elif Path("/proc/self/comm").read_text().strip().endswith("r1"):
             raise ValueError("boom-17")
-        time.sleep(PAUSE)
         return self._reader.read_into(offset, view)
 
     def mapping(self) -> memoryview | None:

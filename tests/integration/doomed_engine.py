@@ -15,8 +15,7 @@ def say(event: Event) -> None:
 
 
 if __name__ == "__main__":
-    with lm.Engine(
-        sys.argv[1], tensor_parallel=2, executor="multiprocess", on_event=say, plugins=["integration.awkward_format"]
-    ):
+    plugins = ["integration.awkward_format", "bigram_family"]
+    with lm.Engine(sys.argv[1], tensor_parallel=2, executor="multiprocess", on_event=say, plugins=plugins):
         print("serve -1", flush=True)
         time.sleep(60)

@@ -8,18 +8,19 @@ import pytest
 
 import loadmaster as lm
 from engine.executors.process_watch import marked
+from tiny_models import relative_error
 
 PLUGIN = ["integration.awkward_format"]
 IDS = [3, 17, 200, 5]
 
 
 def test_processes_share_what_one_of_them_reads(mark: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lm.Engine(folder, tensor_parallel=3, executor="multiprocess", read_mode="direct") as engine:
+    with lm.Engine(folder, tensor_parallel=3, executor="inline", read_mode="direct") as engine:
         wanted = engine.logits(IDS)
-    monkeypatch.setenv("AWKWARD", "slow")
+    monkeypatch.setenv("AWKWARD", "0.05")
     with lm.Engine(folder, tensor_parallel=3, executor="multiprocess", plugins=PLUGIN) as engine:
         assert {op.via for rank in engine.plan.ranks for op in rank.reads} == {"direct", "node_once"}
-        assert engine.logits(IDS).tobytes() == wanted.tobytes()
+        assert relative_error(engine.logits(IDS), wanted) < 1e-6  # threads and processes may round differently
         report = engine.report
         for pid in marked(mark):
             left = Path(f"/proc/{pid}/maps").read_text()

@@ -16,7 +16,7 @@ import loadmaster as lm
 from engine.executors.process_watch import becomes_true, marked
 from loadmaster_hookspecs.events import Event, StageStarted
 
-PLUGIN = ["integration.awkward_format"]
+PLUGINS = ["integration.awkward_format", "bigram_family"]
 REASON_WITHIN = 5.0
 """Seconds until the caller must have the reason."""
 
@@ -28,9 +28,9 @@ def worker(mark: str, rank: int) -> int:
 
 @pytest.mark.parametrize(("stage", "rank"), [("rendezvous", 1), ("reserve", 0), ("load", 0), ("load", 1), ("bind", 1)])
 def test_a_worker_killed_in_a_stage_is_named(
-    mark: str, folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str, rank: int
+    mark: str, table: Path, monkeypatch: pytest.MonkeyPatch, stage: str, rank: int
 ) -> None:
-    monkeypatch.setenv("AWKWARD", "slow")
+    monkeypatch.setenv("AWKWARD", "0.5")
     killed = 0.0
 
     def kill(event: Event) -> None:
@@ -40,7 +40,7 @@ def test_a_worker_killed_in_a_stage_is_named(
             os.kill(worker(mark, rank), signal.SIGKILL)
 
     with pytest.raises(lm.WorkerError) as caught:
-        lm.Engine(folder, tensor_parallel=2, executor="multiprocess", on_event=kill, plugins=PLUGIN)
+        lm.Engine(table, tensor_parallel=2, executor="multiprocess", on_event=kill, plugins=PLUGINS)
     assert time.monotonic() - killed < REASON_WITHIN
     assert caught.value.code == "LM-WORKER-DIED"
     assert caught.value.report.where["rank"] == rank
@@ -65,10 +65,10 @@ def _run_until_it_fails(engine: lm.Engine) -> None:
         engine.logits([1, 2, 3])
 
 
-def test_what_a_rank_raises_reaches_the_caller(mark: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rank_raises_reaches_the_caller(mark: str, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWKWARD", "boom")
     with pytest.raises(lm.LoadmasterError) as caught:
-        lm.Engine(folder, tensor_parallel=2, executor="multiprocess", plugins=PLUGIN)
+        lm.Engine(table, tensor_parallel=2, executor="multiprocess", plugins=PLUGINS)
     text = str(caught.value)
     assert "boom-17" in text
     assert caught.value.report.where["rank"] == 1
@@ -78,10 +78,10 @@ def test_what_a_rank_raises_reaches_the_caller(mark: str, folder: Path, monkeypa
 
 
 @pytest.mark.parametrize("stage", ["plan", "spawn", "load", "serve"])
-def test_nothing_outlives_a_host_that_is_killed(mark: str, folder: Path, stage: str) -> None:
+def test_nothing_outlives_a_host_that_is_killed(mark: str, table: Path, stage: str) -> None:
     script = Path(__file__).with_name("doomed_engine.py")
-    environ = {**os.environ, "AWKWARD": "slow", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, text=True, env=environ) as host:
+    environ = {**os.environ, "AWKWARD": "0.5", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(script), str(table)], stdout=subprocess.PIPE, text=True, env=environ) as host:
         assert host.stdout is not None
         assert any(line.startswith(f"{stage} ") for line in host.stdout), "the host ended before it came to the stage"
         below = {pid for pid in marked(mark) if pid != host.pid}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +12,8 @@ from typing import Any, Final
 import pytest
 import torch
 
+import loadmaster as lm
+from engine.executors.process_watch import marked
 from family_census import random_model
 from loadmaster.serving import AsyncEngine, Delta, EngineSettings, SamplingParams
 from tiny_models import greedy, save_model
@@ -88,8 +92,8 @@ def test_preempted(family: tuple[Path, list[tuple[int, ...]]], ranks: int) -> No
     asyncio.run(scene())
 
 
-def test_worker_processes(tmp_path: Path, mark: str) -> None:
-    model = random_model("qwen3_moe")
+def test_worker_processes_answer_and_a_dead_one_fails_every_request(tmp_path: Path, mark: str) -> None:
+    model = random_model("qwen3_moe", max_position_embeddings=512)
     model.generation_config.eos_token_id = None  # type: ignore[union-attr]
     folder = save_model(model, tmp_path)
     expected = [greedy(model, prompt, TOKENS) for prompt in PROMPTS]
@@ -98,6 +102,18 @@ def test_worker_processes(tmp_path: Path, mark: str) -> None:
         settings = EngineSettings(block_size=4, max_batch_tokens=16)
         async with await AsyncEngine.open(folder, settings=settings, tensor_parallel=2) as engine:
             assert await together(engine, PROMPTS) == expected
+            running = [asyncio.create_task(answer(engine, PROMPTS[0], max_tokens=400)) for _ in range(3)]
+            while engine.stats().running < 3:
+                await asyncio.sleep(0.01)
+            (worker,) = [process for process, name in marked(mark).items() if name == "loadmaster-r1"]
+            os.kill(worker, signal.SIGKILL)
+            for deltas in await asyncio.gather(*running):
+                assert deltas[-1].finish_reason == "error"
+                assert "rank" in deltas[-1].error
+            stats = engine.stats()
+            assert (stats.alive, stats.stage, stats.requests_failed) == (False, "failed", 3)
+            with pytest.raises(lm.WorkerError, match="LM-ENGINE-FAILED"):
+                engine.generate(PROMPTS[0], SamplingParams())
 
     asyncio.run(scene())
 

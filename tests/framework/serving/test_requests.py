@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 import loadmaster as lm
-from engine.executors.process_watch import becomes_true, marked
+from engine.executors.process_watch import becomes_true
 from loadmaster.serving import AsyncEngine, Delta, EngineSettings, SamplingParams, ServingEngine
 from loadmaster.serving.loop import StepLoop
 from loadmaster_engine.serve.scheduler import Limits, Scheduler
@@ -170,28 +168,6 @@ def test_closing_cancels_what_runs(folder: Path) -> None:
             await engine.close()
             assert (await running)[-1].finish_reason == "cancelled"
             assert not engine.stats().alive
-
-    asyncio.run(scene())
-
-
-def test_a_dead_worker_fails_every_request(folder: Path, mark: str) -> None:
-    async def scene() -> None:
-        engine = await AsyncEngine.open(folder, executor="multiprocess")
-        try:
-            running = [asyncio.create_task(collect(engine, max_tokens=400, ignore_eos=True)) for _ in range(3)]
-            while engine.stats().running < 3:
-                await asyncio.sleep(0.01)
-            (worker,) = [process for process, name in marked(mark).items() if name == "loadmaster-r0"]
-            os.kill(worker, signal.SIGKILL)
-            for deltas in await asyncio.gather(*running):
-                assert deltas[-1].finish_reason == "error"
-                assert "rank" in deltas[-1].error
-            stats = engine.stats()
-            assert (stats.alive, stats.stage, stats.requests_failed) == (False, "failed", 3)
-            with pytest.raises(lm.WorkerError, match="LM-ENGINE-FAILED"):
-                engine.generate(PROMPT, SamplingParams())
-        finally:
-            await engine.close()
 
     asyncio.run(scene())
 
