@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from loadmaster.serving.settings import EngineSettings
-from loadmaster_engine.run.products.processor import copy_size
 from loadmaster_engine.serve.messages import Probed
 from loadmaster_hookspecs.dtypes import itemsize
 from loadmaster_hookspecs.errors import ResourceError
@@ -60,13 +59,12 @@ def activation_bound(outline: ModelOutline, dtype: str, ranks: int, settings: En
 
 def arranges(plan: LoadPlan, settings: EngineSettings, available: int) -> bool:
     """Return whether matrices are kept a second time, arranged for the processor. `available` is free memory in bytes."""
-    size = copy_size(plan.dtype)
-    if plan.settings.device != "cpu" or not size or settings.arrange_matrices != "auto":
+    if plan.settings.device != "cpu" or plan.dtype != "BF16" or settings.arrange_matrices != "auto":
         return settings.arrange_matrices is True
     # The output matrix may be that of the embedding.
     matrices = sum(roles.get("linear", 0) + roles.get("embedding", 0) for roles in plan.ledger.roles)
     kv = 0 if settings.kv_bytes == "auto" else settings.kv_bytes
-    return size * matrices <= ARRANGED * (available - kv)
+    return matrices <= ARRANGED * (available - kv)
 
 
 def plan_kv(plan: LoadPlan, ranks: Sequence[Probed], settings: EngineSettings, available: int, adapters: int = 0) -> KvPlan:

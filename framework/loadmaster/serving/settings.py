@@ -40,8 +40,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `prefix_cache` lets requests use what others with the same beginning have computed. `adapter_bytes` is the memory for
     adapters in bytes, over all ranks together; auto is what those that come with the model take, and a twentieth of the model's
     bytes or 64 MiB besides. `max_adapter_rank` is the highest rank that an adapter may have, 0 for any.
-    `arrange_matrices` keeps bfloat16 and float16 matrices a second time, arranged for the processor; auto does so where that
-    takes at most a quarter of the memory that is left.
+    `arrange_matrices` keeps bfloat16 matrices a second time, arranged for the processor; auto does so where they take at most a
+    quarter of the memory that is left.
     """
 
     kv_bytes: int | Auto = "auto"

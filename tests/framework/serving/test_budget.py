@@ -13,7 +13,6 @@ from loadmaster import memory
 from loadmaster.serving import AsyncEngine, EngineSettings
 from loadmaster.serving.budget import ARRANGED, MARGIN, activation_bound, arranges, plan_kv
 from loadmaster.serving.fit import check_plan
-from loadmaster_engine.run.products.processor import copy_size
 from loadmaster_engine.serve.messages import Probed
 from loadmaster_hookspecs.kv import KvLayer, KvLayout
 from loadmaster_hookspecs.plan import LoadPlan
@@ -52,7 +51,7 @@ def test_what_is_left_becomes_blocks(plan: LoadPlan) -> None:
 def test_matrices_are_kept_twice_where_there_is_room(folder: Path, plan: LoadPlan) -> None:
     narrow = lm.plan(folder, dtype="bfloat16").data
     roles = narrow.ledger.roles[0]
-    room = int(copy_size("BF16") * (roles["linear"] + roles["embedding"]) / ARRANGED) + 1
+    room = int((roles["linear"] + roles["embedding"]) / ARRANGED) + 1
     auto = EngineSettings()
     assert arranges(narrow, auto, room)
     assert not arranges(narrow, auto, room - 8)

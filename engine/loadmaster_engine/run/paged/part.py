@@ -13,6 +13,7 @@ from loadmaster_engine.run.paged.layout import PackedStep, begun_blocks
 from loadmaster_engine.run.paged.peak import Peak
 from loadmaster_engine.run.paged.sampling import draw
 from loadmaster_engine.run.products.arranged import arrange as arrange_matrices
+from loadmaster_engine.run.products.arranged import can_arrange
 from loadmaster_engine.run.products.plain import compute_plainly
 from loadmaster_engine.serve.messages import Drawn, Probe, Probed, ReserveKv, Row, RowSampling, Step
 from loadmaster_hookspecs.dtypes import TORCH_NAMES
@@ -75,7 +76,7 @@ class ServingPart:
         self._arrange = arrange
         arranged = 0
         if self._device == "cpu":
-            arranged = arrange_matrices(self._model.module, run) if arrange else 0
+            arranged = arrange_matrices(self._model.module, run) if arrange and can_arrange() else 0
             compute_plainly(self._model.module)
         run()  # what libraries take when they are first used is not the step's
         return arranged

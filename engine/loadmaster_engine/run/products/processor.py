@@ -18,13 +18,6 @@ def multiplies(dtype: str, features: frozenset[str] | None = None) -> bool:
     return wanted is None or bool(wanted & (processor_features() if features is None else features))
 
 
-def copy_size(dtype: str, features: frozenset[str] | None = None) -> int:
-    """Return how many bytes one byte of a matrix takes in the form that is kept for the processor, 0 where none is kept."""
-    if multiplies(dtype, features):
-        return 1 if dtype == "BF16" else 0
-    return 2
-
-
 def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the features of the first processor, empty where the system does not say."""
     try:
