@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo demo-gptq demo-awq test lint format bench conformance clean
+.PHONY: help demo demo-gptq demo-awq test unit lint format bench conformance clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo-awq: $(READY)  ## the same with the model quantised to 4 bits by autoawq, o
 
 test: lint  ## everything that continuous integration checks
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+unit: $(READY)  ## the tests without those that drive the whole product in processes of its own
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=tests/,integration packaging bench docs tools)
 
 lint: $(READY)  ## style, types and import directions
 	$(BIN)/ruff check

@@ -32,7 +32,7 @@ _BITS: Final[Mapping[str, _Bits]] = {
 def first_not_finite(data: Bytes, dtype: str) -> tuple[int, str] | None:
     """Return the number of the first element of `data` that is not finite, and `nan` or `inf`; None where all are.
 
-    Other types than `FLOATS` have no such elements here.
+    Integers have no such elements, and neither do 8-bit floats, whose forms differ.
     """
     bits = _BITS.get(dtype)
     if bits is None:
