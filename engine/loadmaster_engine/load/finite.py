@@ -32,7 +32,7 @@ _BITS: Final[Mapping[str, _Bits]] = {
 def first_not_finite(data: Bytes, dtype: str) -> tuple[int, str] | None:
     """Return the number of the first element of `data` that is not finite, and `nan` or `inf`; None where all are.
 
-    Integers have no such elements, and neither do 8-bit floats, whose forms differ.
+    Integers have no such elements; floats of 8 bits are not looked at.
     """
     bits = _BITS.get(dtype)
     if bits is None:
