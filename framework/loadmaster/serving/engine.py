@@ -20,6 +20,7 @@ from loadmaster.serving.deliveries import Deliveries
 from loadmaster.serving.loop import StepLoop
 from loadmaster.serving.model import ServedModel
 from loadmaster.serving.params import check_params, wish_for
+from loadmaster.serving.passing import on_passing_thread
 from loadmaster.serving.settings import EngineSettings
 from loadmaster.serving.stream import Stream
 from loadmaster.serving.types import EngineStats, SamplingParams
@@ -70,7 +71,7 @@ class AsyncEngine:
     @classmethod
     async def open(cls, path: str | os.PathLike[str], *, settings: EngineSettings | None = None, **options: Any) -> Self:
         """Load a model without blocking the event loop."""
-        return await asyncio.to_thread(functools.partial(cls, path, settings=settings, **options))
+        return await on_passing_thread(functools.partial(cls, path, settings=settings, **options))
 
     @property
     def model(self) -> ServedModel:
@@ -149,7 +150,7 @@ class AsyncEngine:
                 "LM-USAGE-SLEEP", f"there is no sleep of level {level!r}", hints=["1: keys and values, 2: weights too"]
             )
         await asyncio.wrap_future(self._loop.between_steps(functools.partial(self._fall_asleep, level)))
-        await asyncio.to_thread(self._model.manager.rest)
+        await on_passing_thread(self._model.manager.rest)
 
     async def wake(self) -> None:
         """Take the memory back, by the same plan, and go on. Does nothing while awake.
@@ -167,7 +168,7 @@ class AsyncEngine:
         Requests go on meanwhile. Those that run when the weights change keep their tokens so far, and go on with the new
         weights, with keys and values computed again. An update goes on when the wait for it is cancelled.
         """
-        await asyncio.to_thread(self._model.update_weights, path)
+        await on_passing_thread(functools.partial(self._model.update_weights, path))
 
     async def drain(self, timeout: float) -> bool:
         """Accept nothing new and wait for what runs, at most `timeout` seconds; return whether everything ended by itself.
@@ -184,8 +185,8 @@ class AsyncEngine:
         """Cancel what runs and stop the workers. Safe to call twice."""
         self._stage = "closed"
         self._model.manager.end_loads()
-        await asyncio.to_thread(self._loop.stop, CLOSE_SECONDS)
-        await asyncio.to_thread(self._model.close)
+        await on_passing_thread(functools.partial(self._loop.stop, CLOSE_SECONDS))
+        await on_passing_thread(self._model.close)
 
     async def __aenter__(self) -> Self:
         return self
