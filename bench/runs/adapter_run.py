@@ -79,8 +79,8 @@ def _options() -> argparse.Namespace:
     made.add_argument("--tp", type=int, default=1)
     made.add_argument("--executor")
     made.add_argument("--loads", type=int, default=100)
-    made.add_argument("--requests", type=int, default=8, help="requests at once")
-    made.add_argument("--answer", type=int, default=8, help="tokens of an answer")
+    made.add_argument("--requests", type=int, default=3, help="requests at once")
+    made.add_argument("--answer", type=int, default=6, help="tokens of an answer")
     return made.parse_args()
 
 
