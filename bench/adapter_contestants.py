@@ -7,7 +7,7 @@ from typing import Final
 from bench.adapter_names import INLINE, TWO, WORKER
 from bench.contestants import HOT, Contestant
 
-SHORT: Final = ("--loads", "3", "--requests", "3", "--answer", "6")
+SHORT: Final = ("--loads", "3")
 """The work with the tiny model: it is there to try the benchmark itself."""
 
 
