@@ -14,7 +14,6 @@ from loadmaster_engine.run.building import begin_build
 from loadmaster_engine.run.collectives import ModelCollectives, attach
 from loadmaster_engine.run.groups import Group
 from loadmaster_engine.run.messages import Assignment
-from loadmaster_engine.run.products.plain import compute_plainly
 from loadmaster_hookspecs.errors import WorkerError
 from loadmaster_hookspecs.executors import EventSink
 from loadmaster_hookspecs.models import CausalModel
@@ -69,8 +68,6 @@ class LoadedModel:
         self._collectives = ModelCollectives(group)
         attach(model.module, modules, self._collectives)
         self._collectives.offer_agreement(model.module, self.assignment.device)
-        if self.assignment.device == "cpu":
-            compute_plainly(model.module)
         self._model = model
         self._adapters = Adapters(self._host, model.module, modules, group, self.assignment.device)
 
