@@ -5,7 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-question="What is the capital of France?"
+# The likeliest first token is far ahead of the next one: rounding in bfloat16 or 4 bits does not decide.
+question="Name the capital of France."
 
 heading() { printf '\n=== %s\n\n' "$1"; }
 

@@ -46,7 +46,7 @@ def test_it_inspects_plans_and_runs(demo: Demo, tmp_path: Path) -> None:
     assert [call[0] for call in calls] == ["inspect", "plan", "run", "adapter"]
     assert calls[1][2:] == ["--tp", "2"]
     assert {"--executor", "multiprocess", "--chat"} <= set(calls[2])
-    assert "What is the capital of France?\nThe capital of France is Paris.\n" in ended.stdout
+    assert "Name the capital of France.\nThe capital of France is Paris.\n" in ended.stdout
     assert calls[3] == ["adapter", str(tmp_path / "cache" / "loadmaster" / "demo" / "SmolLM2-135M-Instruct")]
 
 

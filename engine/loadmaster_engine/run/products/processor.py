@@ -1,4 +1,4 @@
-"""What this machine's processor multiplies directly. Needs no torch: the host asks, too."""
+"""What this machine's processor multiplies directly."""
 
 from __future__ import annotations
 
