@@ -20,7 +20,7 @@ from loadmaster_engine.run import groups
 from loadmaster_engine.run.service import WorkerService
 from loadmaster_plugins.transformers_models.lean import LeanLayer
 from peft_adapters import adapt
-from tiny_models import IDS, make_model, save_model
+from tiny_models import IDS
 
 __all__ = ["failing"]
 
@@ -29,16 +29,6 @@ QUANTISED: Final = Path(__file__).parents[2] / "data" / "gptq-4b-g64-asym-act"
 TOKENS: Final = 32
 SECONDS: Final = 60.0
 """What nothing here may take. Ranks that wait for others in a collective do so longer."""
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama", eos_token_id=None), tmp_path_factory.mktemp("old"))
-
-
-@pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama", seed=1, eos_token_id=None), tmp_path_factory.mktemp("new"))
 
 
 @pytest.fixture(autouse=True)

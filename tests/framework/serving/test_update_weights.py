@@ -30,16 +30,6 @@ PACKED = "gptq_model-4bit-64g.safetensors"
 RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama", eos_token_id=None), tmp_path_factory.mktemp("old"))
-
-
-@pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model("llama", seed=1, eos_token_id=None), tmp_path_factory.mktemp("new"))
-
-
 def another_size(folder: Path) -> None:
     save_model(make_model("llama", hidden_size=128), folder)
 
